@@ -73,6 +73,10 @@ class Links:
         )
 
 
+def named(method: str, layout: Layout, rate: str) -> str:
+    return f"{method} on {layout} at {rate}"
+
+
 def methods(layout: Layout) -> list[Timed]:
     return METHODS if layout.each == 1 else INSIDE
 
@@ -91,19 +95,24 @@ class Recorded:
     def run(
         cls, layout: Layout, rate: str, links: Links, speeds: Speeds, only: str = ""
     ) -> "Recorded":
-        """Measure the methods that have ``only`` in their names."""
-        among = [method for method in methods(layout) if only in method.name]
+        """Measure the methods that have ``only`` in their names here."""
+        among = [m for m in methods(layout) if only in named(m.name, layout, rate)]
         profile, times = on_nodes(measure, (among, layout), layout.nodes, layout.each, rate)
         seconds = {m.name: time.step for m, time in zip(among, times, strict=True)}
         return cls(layout, rate, links, replace(profile, speeds=speeds), seconds)
 
     def anew(self, only: str) -> "Recorded":
-        """Measure some methods again, on the links and with the profile of the first time.
+        """Measure methods that have ``only`` in their names here again.
 
-        The least of both counts: other load on the machine can only add time.
+        All of them with the links and the profile. Else the least of both counts, since other load
+        on the machine can only add time.
         """
-        if not any(only in name for name in self.seconds):
+        names = [named(name, self.layout, self.rate) for name in self.seconds]
+        if not any(only in name for name in names):
             return self
+        if all(only in name for name in names):
+            links = replace(Links.measured(self.rate), round_trip=self.links.round_trip)
+            return Recorded.run(self.layout, self.rate, links, Speeds.measure())
         found = Recorded.run(self.layout, self.rate, self.links, self.profile.speeds, only)
         least = {name: min(self.seconds[name], new) for name, new in found.seconds.items()}
         return replace(self, seconds=self.seconds | least)
@@ -152,7 +161,7 @@ def recorded() -> list[Recorded]:
     BENCH, "--nodes 4 --rates 100mbit", "--full", nodes="Numbers of nodes, and 2x2.",
     full="Also 16 nodes, 4x2, one of 4 nodes 4 times slower, and 2 that compute.",
     again="Predict what was measured last.",
-    only="Measure methods with this in their names again; the least counts.",
+    only="Measure again what has this in its name, as 'sgp', 'on 16 at 25mbit'.",
     rates="Of every node's link.",
 )  # fmt: skip
 def app(

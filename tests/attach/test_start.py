@@ -4,6 +4,7 @@ import os
 import signal
 import time
 import warnings
+import weakref
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -208,7 +209,7 @@ def test_a_rank_that_comes_after_the_timeout_is_named_on_all() -> None:
         own = open_short(dist.PrefixStore("own", world.store), world.rank, world.size)
         if world.rank == 0:
             time.sleep(2.5)
-        attach(World(world.rank, world.nodes, world.store, world.opener, group=own))
+        attach(World(world.rank, world.nodes, world.store, world.opener, owner=weakref.ref(own)))
 
     errors = errors_of(work, 3, seconds=10)
     assert {type(error) for error in errors} == {offbeat.PeerLost}

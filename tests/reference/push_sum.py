@@ -85,13 +85,15 @@ def sgp(
     every: int = 1,
     biased: bool = False,
     weighted: bool = False,
+    drained: bool = False,
 ) -> tuple[Array, Array]:
     """x = w z + (SGD(z) - z);  x, w = P x, P w;  z = x / w, sending at every step k.
 
     With `overlap` = tau it sends when tau divides k, the graph's index being k / tau. What is off
     P's diagonal arrives at step k + tau. `every`, without overlap: it sends after each such step.
-    `biased`: z = x; `weighted`: x = w SGD(z). Returns z, (steps+1, ranks, d), and w,
-    (steps+1, ranks); ranks of one node repeat its w.
+    `biased`: z = x; `weighted`: x = w SGD(z). `drained`: what is in flight at the end arrives in
+    the last step. Returns z, (steps+1, ranks, d), and w, (steps+1, ranks); ranks of one node repeat
+    its w.
     """
     groups = participants(nodes, within_local)
     optimizer = SGD(lr, momentum)
@@ -114,4 +116,8 @@ def sgp(
         anchor = x if biased else x / w[:, None]
         models.append(anchor)
         weights.append(w)
+    if drained:
+        x = w[:, None] * anchor + sum(arrived for arrived, _ in arrivals.values())
+        weights[-1] = w + sum(arrived for _, arrived in arrivals.values())
+        models[-1] = x / weights[-1][:, None]
     return per_rank(models, groups), per_rank(weights, groups)

@@ -1,7 +1,7 @@
 """A switch from one method to another: where the second begins, and with what."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,20 @@ class Part(NamedTuple):
     """A method between two switches.
 
     ``equal``: the ranks whose models it keeps equal, 2 all, 1 those of a node, or 0.
-    ``flies``: mass is in flight, and all of it moves by the optimizers' updates only.
+    ``drained``: called as the method, with what is in flight at the end in the last models; all
+    mass moves by the optimizers' updates only.
     ``residual``: called as the method, what its ranks have not sent of their gradients.
+    ``averages``: it may begin with models that differ, as it averages them after ``every`` steps.
+    ``after``: what goes before it where models differ, for ``every`` steps.
     """
 
     method: Method
     equal: int = 0
-    flies: bool = False
+    drained: Method | None = None
     residual: Method | None = None
+    averages: bool = False
+    after: "Part | None" = None
+    every: int = 0
 
 
 def switched(
@@ -40,17 +46,22 @@ def switched(
 
     Nodes are of one size; ``at`` is a multiple of the periods of both, so that the second may
     count from 0. It begins with the mean of the models, which counts what is in flight (start -
-    lr sum_k mean_r v_r), and with the velocities: with their mean where it keeps more ranks equal
-    than the first. What the first has not sent is added to the first gradients: to each rank's own
-    where the second keeps residuals too; else all ranks get the mean.
+    lr sum_k mean_r v_r), or with the models, if it averages them; and with the velocities: with
+    their mean where it keeps more ranks equal than the first. What the first has not sent is added
+    to the first gradients: to each rank's own where the second keeps residuals too; else all ranks
+    get the mean.
     """
-    given = {"nodes": nodes, "lr": lr, "momentum": momentum}
+    given: dict[str, Any] = {"nodes": nodes, "lr": lr, "momentum": momentum}
+    if first.drained is not None and second.after is not None:
+        second = Part(_in_turn(second.after, second, **given), averages=True)
     before = first.method(start, gradient, steps=at, **given)
     ranks = before.shape[1]
     velocities = _velocities(first, before, gradient, nodes, lr, momentum)
-    mean = before[-1].mean(axis=0)
-    if first.flies:
-        mean = start - lr * velocities.mean(axis=1).sum(axis=0)
+    begins = before[-1].mean(axis=0)
+    if first.drained is not None:
+        begins = start - lr * velocities.mean(axis=1).sum(axis=0)
+    if first.drained is not None and second.averages:
+        begins = first.drained(start, gradient, steps=at, **given)[-1]
     carried = momentum * velocities[-1]
     if second.equal > first.equal:
         carried = np.tile(carried.mean(axis=0), (ranks, 1))
@@ -66,8 +77,17 @@ def switched(
             g = g + left[rank]
         return g + carried[rank] if k == 0 else g  # v_1 = m v_0 + g
 
-    after = second.method(mean, following, steps=steps - at, **given)
+    after = second.method(begins, following, steps=steps - at, **given)
     return np.concatenate([before, after[1:]])
+
+
+def _in_turn(first: Part, second: Part, **given: Any) -> Method:
+    """The method of both, one after the other."""
+
+    def method(start: Array, gradient: Gradient, *, steps: int, **_: object) -> Array:
+        return switched(first, second, start, gradient, at=second.every, steps=steps, **given)
+
+    return method
 
 
 def _velocities(

@@ -23,16 +23,21 @@ from problems import RANKS, START, Quadratic, flat, gradient, loss
 from recipe_cases import CASES
 from reference.lags import lags
 from reference.participants import Array
+from reference.push_sum import ring, sgp
 from reference.switched import Part, switched
 
 NODES = ((0, 1), (2, 3))
 AT, STEPS, LR = 6, 14, 0.1
 
 
-def _of(text: str, equal: int = 0, flies: bool = False) -> Part:
+def _of(text: str, equal: int = 0, **more: Any) -> Part:
     method = next(case.reference for case in CASES if case.text == text)
     assert method is not None
-    return Part(method, equal, flies)
+    return Part(method, equal, **more)
+
+
+def _drained(*args: Any, **given: Any) -> Array:
+    return sgp(*args, matrix=ring, overlap=2, drained=True, **given)[0]
 
 
 def _lags(density: float) -> Part:
@@ -40,12 +45,15 @@ def _lags(density: float) -> Part:
     return Part(lambda *a, **k: given(*a, **k)[0], 2, residual=lambda *a, **k: given(*a, **k)[1])
 
 
+LOCAL = "local_sgd(every=3)"
+LAGS = "lags(density=0.2, units='gradient')"
+SGP = "sgp('ring', overlap=2)"
 PARTS = {
     "ddp": _of("ddp", 2),
-    "lags(density=0.2, units='gradient')": _lags(0.2),
-    "local_sgd(every=3)": _of("local_sgd(every=3)"),
-    "sgp('ring', overlap=2)": _of("sgp('ring', overlap=2)", flies=True),
-    "diloco(every=3)": _of("diloco(every=3)"),
+    LAGS: _lags(0.2),
+    LOCAL: _of(LOCAL, averages=True),
+    SGP: _of(SGP, drained=_drained),
+    "diloco(every=3)": _of("diloco(every=3)", after=_of(LOCAL), every=3),
     "daso(every=3, wait=2, merge='exact')": _of("daso(every=3, wait=2, merge='exact')", 1),
 }
 
@@ -91,13 +99,10 @@ PAIRS = [
     for number, first in enumerate(PARTS)
 ]
 
-LOCAL = "local_sgd(every=3)"
-LAGS = "lags(density=0.2, units='gradient')"
-
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [*PAIRS, ("lags(density=0.2, units='gradient')", "lags(density=0.5, units='gradient')")],
+    [*PAIRS, (SGP, LOCAL), (LOCAL, "diloco(every=3)"), (LAGS, LAGS.replace("0.2", "0.5"))],
 )
 def test_follows_the_reference_of_both_parts(first: str, second: str) -> None:
     one, other = PARTS[first], PARTS.get(second) or _lags(0.5)
@@ -111,7 +116,8 @@ def test_follows_the_reference_of_both_parts(first: str, second: str) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
     if other.equal == 2:
         assert (ours[AT + 1 :] == ours[AT + 1 :, :1]).all(), "ranks hold one model, bit for bit"
-    assert runs[0][1]["algorithm"] == str(offbeat.algorithm(second))
+    last = runs[0][1]["switches"][-1]["algorithm"]
+    assert runs[0][1]["algorithm"] == last == str(offbeat.algorithm(second))
 
 
 FAULTS: dict[str, tuple[Callable[[int], Any], str]] = {

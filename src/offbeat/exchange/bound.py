@@ -68,6 +68,10 @@ class BoundParameters(State, ABC):
     def reset(self) -> None:
         """Reset the state: every replica was set to the average."""
 
+    def are_equal(self, steps: int) -> bool:
+        """Return whether the last of ``steps`` steps has set all replicas to the same parameters."""
+        return False
+
     def staleness(self, step: int) -> int:
         """Return the age in steps of the newest parameters received from other participants."""
         return 0

@@ -88,6 +88,7 @@ class BoundAverage(BoundParameters):
     guard: Guard
     window: Window
     kept: list[Tensor]  # the last mean, if members that miss it after a loss can get it
+    averaged: int = -1  # after how many steps, last
 
     def state(self) -> Iterator[Variable]:
         """Yield the copy of the model, what rounding took from the means, and skipped steps."""
@@ -103,6 +104,7 @@ class BoundAverage(BoundParameters):
         self.guard.check(is_due)
         if is_due:
             self._average()
+            self.averaged = step + 1
         self.guard.keep()
 
     def _average(self) -> None:
@@ -165,6 +167,10 @@ class BoundAverage(BoundParameters):
             carry.zero_()
         self.window.close()
         self.guard.keep()
+
+    def are_equal(self, steps: int) -> bool:
+        """Return whether this is the step of an average."""
+        return self.averaged == steps
 
     def staleness(self, step: int) -> int:
         """Return the number of steps since the last average."""

@@ -55,17 +55,24 @@ class Consensus:
         self._replaced, self.own = {}, {}
 
     def reach(
-        self, verb: str, steps: int, *, exact: bool = True, known: "Compared | None" = None
+        self,
+        verb: str,
+        steps: int,
+        *,
+        exact: bool = True,
+        known: "Compared | None" = None,
+        are_equal: bool = False,
     ) -> "Compared":
         """Set parameters and buffers to the average, after ``steps`` on all ranks; all call.
 
         ``exact``: as in :func:`average_parameters`. ``known``: what ranks have compared just now;
-        returns what they know at the end.
+        returns what they know at the end. ``are_equal``: whether all parameters are.
         """
         control = self._members.connection.control
         known = known or compared(self.model, verb, control, steps)
         with torch.no_grad():
-            average_parameters(self._members.parameters, exact=exact, is_far=known.is_far)
+            if not are_equal:
+                average_parameters(self._members.parameters, exact=exact, is_far=known.is_far)
             average_buffers([*known.buffers.values()], control, is_far=known.is_far)
         return known
 

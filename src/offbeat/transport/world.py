@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import socket
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -59,8 +60,8 @@ class World:
         opener: opens a process group, given a store, a rank and a size; None for a layout that
             cannot connect.
         lost: ranks that a run continues without; the others keep their numbers.
-        group: the process group in which the ranks run already, if they do: its timeout limits the
-            start-up, and its connections tell of ranks that end before.
+        owner: the process group in which the ranks run already, if they do. Weak: a group that is
+            held lives on after ``destroy_process_group()``, and its threads disturb the exit.
         is_new: whether this rank takes part in no start: it can only join a run.
         is_part: whether ranks of the process group, as of other pipeline stages, take no part.
         prefix: prefix of all keys in the store.
@@ -77,7 +78,7 @@ class World:
     store: Store
     opener: Opener | None
     lost: tuple[int, ...] = ()
-    group: ProcessGroup | None = None
+    owner: "weakref.ref[ProcessGroup] | None" = None
     is_new: bool = False
     is_part: bool = False
     prefix: str = PREFIX
@@ -109,7 +110,7 @@ class World:
                 "one node, for example ((0, 1), (2,))"
             )
         opener = partial(open_group, backends=backends_of(world), timeout=timeout_of(world))
-        return cls(world.rank(), layout, default_store(), opener, group=world)
+        return cls(world.rank(), layout, default_store(), opener, owner=weakref.ref(world))
 
     @classmethod
     def at(
@@ -278,6 +279,14 @@ class World:
     def timed_store(self) -> TimedStore:
         """Return a new user of this process's client of the store."""
         return TimedStore(self.store, returns=self.store_returns).under(self.prefix)
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The process group of :attr:`owner`, if there is one that has not ended.
+
+        Its timeout limits the start-up, and its connections tell of ranks that end before.
+        """
+        return None if self.owner is None else self.owner()
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

@@ -161,6 +161,7 @@ class BoundOuterStep(BoundParameters):
     site: Site
     settings: OuterStep
     fragments: list[Fragment]
+    merged: int = -1  # after how many steps, last
 
     def state(self) -> Iterator[Variable]:
         """Yield the fragments."""
@@ -176,6 +177,7 @@ class BoundOuterStep(BoundParameters):
                 fragment.send()
                 if self.settings.delay == 0:
                     fragment.merge(self.settings.alpha, step + 1)
+                    self.merged = step + 1
 
     def _is_turn(self, step: int, turn: int) -> bool:
         return due(step - self._offset(turn), self.settings.every)
@@ -228,6 +230,11 @@ class BoundOuterStep(BoundParameters):
             if fragment.in_flight:
                 fragment.merge(self.settings.alpha, 0)
         return 1.0
+
+    def are_equal(self, steps: int) -> bool:
+        """Return whether a stepped anchor of the whole model has just replaced it."""
+        is_whole = len(self.fragments) == 1 and self.settings.alpha == 0
+        return is_whole and self.merged == steps
 
     def staleness(self, step: int) -> int:
         """Return the number of steps since the newest mean merged was sent."""

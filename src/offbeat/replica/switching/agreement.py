@@ -1,4 +1,8 @@
-"""The agreement of all ranks on another algorithm, and what becomes of models and residuals."""
+"""The agreement of all ranks on another algorithm, and what becomes of models and residuals.
+
+Models that differ become equal before an algorithm that needs it. A mean of all is several times a
+step where latency decides; so where the next exchange is one, it comes in its turn.
+"""
 
 import json
 import zlib
@@ -17,12 +21,14 @@ from offbeat.elastic.node import takes_part_as_nodes
 from offbeat.exchange import Algorithm
 from offbeat.exchange.engine.error_feedback import ErrorFeedback, FeedbackExchange
 from offbeat.exchange.sharding import local
-from offbeat.methods import TopK
+from offbeat.methods import Average, OuterStep, TopK
 from offbeat.platform.round_trip import FAR, round_trip
 from offbeat.recipes import algorithm as parsed
 from offbeat.replica.consensus import Compared, Consensus, average_buffers, kinds_of_buffers
+from offbeat.transport.small_gathers import gather_numbers
 
 PATIENCE = 10  # steps in which residuals are sent before those that are left are dropped
+LEAST = 1e-9  # by which weights differ that do not only round differently
 _ALIKE = "the steps made", "the algorithm", "its settings", "the optimizer's state"
 
 
@@ -32,8 +38,10 @@ def agree(
     steps: int,
     fault: str | None,
     ask: Callable[[str], Sequence[str]],
-) -> tuple[Algorithm, Compared | None]:
-    """Return the algorithm of the next step, and what ranks have compared if they are alike.
+) -> tuple[Algorithm, bool, Compared | None]:
+    """Return the algorithm of the next step, whether models are equal, and what ranks have compared.
+
+    The last is None if their buffers are not alike.
 
     Raises ValueError on all ranks if one cannot go on. ``given``: an algorithm or its text.
     ``fault``: why this rank cannot go on. ``ask`` returns what all ranks pass. Ranks that agree ask
@@ -50,14 +58,19 @@ def agree(
     digest = zlib.crc32(json.dumps(word).encode())
     model = members.filler.model
     buffers = zlib.crc32(kinds_of_buffers(model).encode())
-    flags = [fault is not None, _has_unsent(members), round_trip() >= FAR]
+    # A rank that was brought up to date after a loss has made no average itself.
+    are_equal = _have_met(members, steps)
+    flags = [fault is not None, _has_unsent(members), round_trip() >= FAR, are_equal]
     briefly = ask(f"{digest:08x}{''.join('01'[flag] for flag in flags)}{buffers:08x}")
     if len({brief[:8] for brief in briefly}) > 1 or any(brief[8] == "1" for brief in briefly):
         _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
     has_unsent = any(brief[9] == "1" for brief in briefly)
-    target = _way_to(target, members.algorithm, steps) if has_unsent else target
+    are_equal = all(brief[11] == "1" for brief in briefly)
+    target = target if are_equal else _after_average(members, target, steps)
+    target = _after_residuals(target, members.algorithm, steps) if has_unsent else target
     known = Compared(model.buffers, is_far=any(brief[10] == "1" for brief in briefly))
-    return target, known if len({brief[11:] for brief in briefly}) == 1 else None
+    is_alike = len({brief[12:] for brief in briefly}) == 1
+    return target, are_equal, known if is_alike else None
 
 
 def _raise_difference(said: Sequence[dict[str, Any]]) -> None:
@@ -79,18 +92,21 @@ def make_equal(
     consensus: Consensus,
     target: Algorithm,
     steps: int,
+    are_equal: bool,
     known: Compared | None,
 ) -> bool:
     """Average models before ``target``, if it needs that; return whether it does. All ranks call.
 
     Also the state of optimizers, where ``target`` keeps it equal and the algorithm before does not.
-    ``known``: what ranks have compared just now.
+    ``are_equal``, ``known``: what :func:`agree` has found.
     """
     before, equalizes = members.algorithm, _equalizes(members, target)
     goes_on = before.parameters == target.parameters and not equalizes
     if goes_on or keeps_equal(before):
         return False
-    known = consensus.reach("switch", steps, exact=False, known=known)
+    if not are_equal and _may_differ(members, target) and _drained(members):
+        return False
+    known = consensus.reach("switch", steps, exact=False, known=known, are_equal=are_equal)
     members.parameters.reset()
     group, site = members.connection.control, members.parameters.site
     if members.filler.model.is_sharded and site is not None:
@@ -157,7 +173,47 @@ def _has_unsent(members: Generation) -> bool:
     return isinstance(slot, ErrorFeedback) and slot.has_residuals
 
 
-def _way_to(target: Algorithm, now: Algorithm, steps: int) -> Algorithm:
+def _have_met(members: Generation, steps: int) -> bool:
+    """Whether the last step has set the models of all ranks to one."""
+    now, slot = members.algorithm, members.parameters
+    sets_all = now.parameters is not None and (
+        now.parameters.over == "world" or _equal_ranks(now) > 0
+    )
+    return sets_all and slot.are_equal(steps)
+
+
+def _may_differ(members: Generation, target: Algorithm) -> bool:
+    """Whether ranks may begin ``target`` with the models that they have: it averages them."""
+    now, following = members.algorithm.parameters, target.parameters
+    site, is_alone = members.parameters.site, target.gradients is None
+    return (
+        (isinstance(following, Average) and following.over == "world" and is_alone)
+        and (now is not None and now.over == "world")
+        and (site is not None and site.weights is None)
+    )
+
+
+def _drained(members: Generation) -> bool:
+    """Merge what is in flight into the models; return whether those of all weigh the same."""
+    weight = members.parameters.drain()
+    rows = gather_numbers([weight], members.connection.control)
+    return all(abs(other - 1) < LEAST for (other,) in rows)
+
+
+def _after_average(members: Generation, target: Algorithm, steps: int) -> Algorithm:
+    """Return ``target``, or what averages in its place until the first of its outer steps."""
+    now, outer = members.algorithm, target.parameters
+    if not isinstance(outer, OuterStep) or now.parameters == outer or keeps_equal(now):
+        return target
+    end = steps - steps % outer.every + outer.every
+    averages = Algorithm(target.gradients, Average(every=outer.every, over=outer.over))
+    is_over = target.then is not None and target.end <= end
+    if is_over or not _may_differ(members, averages):
+        return target
+    return averages.until(end, target)
+
+
+def _after_residuals(target: Algorithm, now: Algorithm, steps: int) -> Algorithm:
     """Return ``target``, or what exchanges in its place until residuals are sent."""
     near, end = now.gradients, steps + 1
     if near is None or _goes_on(near, target.gradients):

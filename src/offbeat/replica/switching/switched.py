@@ -30,10 +30,13 @@ class Switched(Participation):
 
         Call it between a ``step()`` and the next backward that exchanges. An exchange that both
         algorithms have goes on undisturbed. Another one in the parameters slot begins with the
-        average of all ranks, as after :meth:`finish`, unless the algorithm before kept them equal;
-        if only the new one does, the state of the optimizers that were passed to ``replicate()``
-        is averaged too. Residuals of gradients go on under an algorithm that has residuals in the
-        same units; before another one, the next step exchanges all that was not sent, uncompressed.
+        average of all ranks, as after :meth:`finish`, unless the last step has made them equal;
+        if only the new one keeps them so, the state of the optimizers that were passed to
+        ``replicate()`` is averaged too. Where the next exchange is an average anyway, as of
+        ``local_sgd()``, ranks go on with their own models until then. Before outer steps, as of
+        ``diloco()``, the first of them is replaced by such an average. Residuals of gradients go
+        on under an algorithm that has residuals in the same units; before another one, the next
+        step exchanges all that was not sent, uncompressed.
 
         Bytes sent: 2 (n-1)/n of the model's for the average, 4 for bfloat16. Raises
         ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
@@ -50,7 +53,7 @@ class Switched(Participation):
             self._watch.require_spent("switch")
         except ValueError as error:
             fault = str(error)
-        target, known = agree(
+        target, are_equal, known = agree(
             *(members, algorithm, self.steps, fault),
             lambda text: self._together("switch", members.gather(text)),
         )
@@ -58,7 +61,8 @@ class Switched(Participation):
             return
 
         def leave() -> None:
-            self.is_averaged |= make_equal(members, self._consensus, target, self.steps, known)
+            found = members, self._consensus, target, self.steps, are_equal, known
+            self.is_averaged |= make_equal(*found)
 
         self._note(drift_note(members, target))
         self._together("switching", lambda: switch(members, target, leave))
