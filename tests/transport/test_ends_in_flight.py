@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ranks import torchrun
+
 
 @pytest.mark.processes
 @pytest.mark.skipif(
@@ -22,3 +24,10 @@ def test_a_call_that_is_in_flight_at_the_end_does_not_abort_the_process(call: st
         [sys.executable, script, call], capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+@pytest.mark.processes
+def test_the_default_group_ends_where_it_is_destroyed() -> None:
+    """No thread of it may be left that ends a message while Python ends."""
+    printed = torchrun(2, Path(__file__).with_name("destroyed.py"))
+    assert printed.count("left: []") == 2, printed

@@ -22,7 +22,7 @@ from offbeat.attach.slots import SlotFiller
 from offbeat.exchange import Algorithm
 from offbeat.exchange.sharding import has_one_axis
 from offbeat.kit.warning import warn
-from offbeat.platform.process_group import default_group
+from offbeat.platform.process_group import default_group, release_in_defaults
 from offbeat.transport.links import Links, connections
 from offbeat.transport.meter import Meter
 from offbeat.transport.run import token
@@ -47,7 +47,9 @@ def connect(
     except ValueError as error:  # there is nobody to tell
         raise ValueError(fault or str(error)) from None
     fault = fault or model_fault(filler.model)
-    fault = fault or (token.fault_of_process_group() if world.group is not None else None)
+    if world.group is not None:
+        release_in_defaults(world.group)
+        fault = fault or token.fault_of_process_group()
     if world.size == 1 and not run:  # alone, the optimizer is not read
         if fault is not None:
             raise ValueError(fault)

@@ -69,7 +69,7 @@ class BoundParameters(State, ABC):
         """Reset the state: every replica was set to the average."""
 
     def are_equal(self, steps: int) -> bool:
-        """Return whether the last of ``steps`` steps has set all replicas to the same parameters."""
+        """Return whether the last of ``steps`` steps has set all replicas to one model."""
         return False
 
     def staleness(self, step: int) -> int:

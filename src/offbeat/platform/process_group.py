@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -55,6 +56,19 @@ def default_group() -> ProcessGroup:
             "OFFBEAT_STORE to the host:port of `offbeat store`"
         )
     return dist.distributed_c10d._get_default_group()
+
+
+def release_in_defaults(group: ProcessGroup) -> None:
+    """Let ``group`` end in ``destroy_process_group()`` though torch's functions hold it."""
+    from torch.distributed.nn import functional  # the first optimizer imports it, not offbeat
+
+    # The defaults of their arguments are the default group of the time of their import. The
+    # threads of a group that lives on abort the process if they end a message while Python ends.
+    # None means the same group.
+    for each in vars(functional).values():
+        if isinstance(each, FunctionType) and each.__defaults__:
+            given = each.__defaults__
+            each.__defaults__ = tuple(None if value is group else value for value in given)
 
 
 def collectives_launched() -> int:

@@ -274,7 +274,7 @@ class World:
         (1, ((0,), (1,)))
         """
         nodes = tuple((number,) for number in range(len(self.nodes)))
-        return replace(self, rank=self.node, nodes=nodes, lost=(), group=None)
+        return replace(self, rank=self.node, nodes=nodes, lost=(), owner=None)
 
     def timed_store(self) -> TimedStore:
         """Return a new user of this process's client of the store."""

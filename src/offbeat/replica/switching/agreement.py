@@ -39,9 +39,9 @@ def agree(
     fault: str | None,
     ask: Callable[[str], Sequence[str]],
 ) -> tuple[Algorithm, bool, Compared | None]:
-    """Return the algorithm of the next step, whether models are equal, and what ranks have compared.
+    """Return the algorithm of the next step, whether models are equal, and what ranks know.
 
-    The last is None if their buffers are not alike.
+    The last, what they have just compared, is None if their buffers are not alike.
 
     Raises ValueError on all ranks if one cannot go on. ``given``: an algorithm or its text.
     ``fault``: why this rank cannot go on. ``ask`` returns what all ranks pass. Ranks that agree ask
