@@ -4,6 +4,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import ceil
 from os import environ
 from statistics import fmean, median
 from typing import Any
@@ -25,8 +26,9 @@ from offbeat.recipes.auto import CANDIDATES
 
 WORKERS, PAUSE, WIDTH = 4, 0.04, 156  # seconds of computing, and 0.8 MB
 LATENCIES, SLOW, NEAR = (None, "25ms"), (1.0, 2.0), 1.1
-LEAD, COUNTED = 4, 8  # steps of a fixed recipe that do not count, and those that do, at least
-RUN, START, WINDOW = 1000, 20, 64  # steps of a run: the first are timed, and some for the others
+LEAD, COUNTED = 4, 8  # steps of a fixed recipe after a switch, and those that count, at least
+SETTLE = 2.0  # seconds between them, in which TCP's windows grow
+RUN, START, WINDOW = 1000, 64, 64  # steps of a run: the first are timed, and some for the others
 HEADINGS = ("links", *CANDIDATES, "auto", "over the best", "its last choice")
 BENCH = Bench(
     name="choose/auto", claim="A run that chooses its method is as fast as with the best one",
@@ -93,6 +95,7 @@ def fixed(cell: Cell) -> tuple[dict[str, float], list[float]]:
         every = getattr(offbeat.algorithm(text).parameters, "every", 1)
         lead, counted = max(LEAD, every), max(COUNTED, every)  # with as many exchanges
         began = run.seconds(lead)
+        run.seconds(lead * ceil(SETTLE / began))
         steps[text] = run.seconds(counted) / counted
         costs.append((switched + max(0.0, began - lead * steps[text])) / steps[first])
     run.replica.detach()

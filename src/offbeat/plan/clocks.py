@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from offbeat.plan.fabric import Fabric, Path
 from offbeat.plan.profile import Profile
+from offbeat.plan.sites import Nodes
 from offbeat.plan.windows import FAR, Windows, lossy
 from offbeat.platform.peers import is_mesh
 from offbeat.transport.collectives import AT_ONCE
@@ -41,6 +42,7 @@ class Clocks:
         crossed: bytes that have left each node (nodes,).
         windows: those of TCP, for each kind of connections.
         drained: when the links could pass no burst; they can pass more from then on.
+        free: when each link between two sites has passed all messages.
     """
 
     def __init__(self, fabric: Fabric, profile: Profile) -> None:
@@ -55,6 +57,7 @@ class Clocks:
         self.crossed = np.zeros(fabric.nodes)
         self.windows: dict[Hashable, Windows] = defaultdict(Windows)
         self.drained = -np.inf
+        self.free: dict[int, float] = defaultdict(lambda: -np.inf)
 
     def begin(self) -> None:
         """Count time and bytes from now on."""
@@ -216,6 +219,24 @@ class Clocks:
         faster = path._replace(per_byte=passing / sent if sent else 0.0)
         lost = self.confirm((axis, "at once"), at, sent, faster)
         return self.collective(ready, path.latency + passing + lost, axis)
+
+    def in_turn(self, source: Nodes, target: Nodes, begun: Array, seconds: Array) -> Array:
+        """Return how long messages of ``seconds`` take if links between sites pass one by one.
+
+        In the order in which they have ``begun``: also if two nodes begin together, the one whose
+        message ends first computes while that of the other passes, and is the first again.
+        """
+        if (sites := self.fabric.sites) is None:
+            return seconds
+        taken, pairs = seconds.copy(), sites.pair(source, target)
+        is_far = pairs // len(sites.nodes) != pairs % len(sites.nodes)
+        ends = np.sort((source, target), axis=0)  # two nodes take their turns together
+        order = np.lexsort((ends[1], ends[0], begun))
+        for index in order[is_far[order]]:
+            link = int(pairs[index])
+            self.free[link] = max(float(begun[index]), self.free[link]) + float(seconds[index])
+            taken[index] = self.free[link] - begun[index]
+        return taken
 
     def _pass(self, at: float, seconds: float, burst: float = 0.0) -> float:
         """Return how long bytes of ``seconds`` take on links that pass a burst after a rest.

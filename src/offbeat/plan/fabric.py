@@ -127,10 +127,13 @@ class Fabric:
         is_inside = axis == "local" or self.nodes == 1
         return self.inside(nbytes) if is_inside else self.path(axis, 1, 1).seconds(nbytes)
 
-    def paths(self, source: Nodes, target: Nodes) -> tuple[Array, Array, Array]:
+    def paths(
+        self, source: Nodes, target: Nodes, *, in_turn: bool = False
+    ) -> tuple[Array, Array, Array]:
         """Return latencies and seconds for each byte of messages that nodes send at one time.
 
-        And how many share the link that takes longest.
+        And how many share the link that takes longest. ``in_turn``: links between sites pass one
+        after the other.
         """
         out, into = (np.bincount(nodes, minlength=self.nodes) for nodes in (source, target))
         counts = np.maximum(out[source], into[target])
@@ -140,6 +143,7 @@ class Fabric:
         if self.sites:
             ways, slowest, shared = self.sites.between(source, target)
             counts = np.where(slowest > per_byte, shared, counts)
+            slowest = slowest / shared if in_turn else slowest
             latency, per_byte = latency + ways, np.maximum(per_byte, slowest)
         return latency, per_byte, counts
 

@@ -45,9 +45,14 @@ class Sites:
         And how many share the link between two sites.
         """
         ways, rates = self._tables
-        pair = self._site[source] * len(self.nodes) + self._site[target]
-        shared = np.bincount(pair)[pair]
+        pair = self.pair(source, target)
+        shared: Array = np.bincount(pair)[pair].astype(np.float64)
         return ways[pair], 8 / PAYLOAD / rates[pair] * shared, shared
+
+    def pair(self, source: Nodes, target: Nodes) -> Nodes:
+        """Return the number of the link between the sites of nodes, in its direction."""
+        found: Nodes = self._site[source] * len(self.nodes) + self._site[target]
+        return found
 
     def of_all_pairs(self) -> tuple[float, int]:
         """Return the seconds for each byte of messages from every node to every other.

@@ -136,9 +136,14 @@ class PushSumTimes(StepTimes):
         clocks.crossed += many * nbytes * graph.out
         # The slowest message that leaves or reaches a node, and that of all whom one waits for.
         latency, per_byte, carried = np.zeros((3, fabric.nodes))
-        way, slowest, shared = fabric.paths(graph.here, graph.there)
+        way, slowest, shared = fabric.paths(graph.here, graph.there, in_turn=True)
         taken = slowest * np.maximum(0.0, many * nbytes - fabric.spared / shared)
+        # Each message begins when both of its ends are ready.
+        nodes = clocks.now.max(axis=1)
+        begun = np.maximum(nodes[graph.here], nodes[graph.there])
+        arrived = begun + 2 * way + clocks.in_turn(graph.here, graph.there, begun, taken)
         for ends in (graph.here, graph.there):
+            np.maximum.at(nodes, ends, arrived)
             np.maximum.at(latency, ends, way)
             np.maximum.at(per_byte, ends, many * slowest)
             np.maximum.at(carried, ends, taken)
@@ -149,6 +154,8 @@ class PushSumTimes(StepTimes):
         lost = clocks.confirm(("gossip", graph.distance), at, nbytes, path)
         back = clocks.windows["gossip", -graph.distance % self.size]
         back.rest(at, 2 * path.latency)  # which carries words
+        if fabric.sites:
+            return np.broadcast_to((nodes + lost)[:, None], shape)
         wires = np.where(slowest > 0, 2 * latency + carried + lost, 2 * fabric.inside(nbytes))
         arrival: Array = ready[graph.near].max(axis=0) + wires[:, None]
         return arrival.reshape(shape)

@@ -21,7 +21,7 @@ from offbeat.elastic.node import takes_part_as_nodes
 from offbeat.exchange import Algorithm
 from offbeat.exchange.engine.error_feedback import ErrorFeedback, FeedbackExchange
 from offbeat.exchange.sharding import local
-from offbeat.methods import Average, OuterStep, TopK
+from offbeat.methods import Average, OuterStep, PairAverage, PushSum, TopK
 from offbeat.platform.round_trip import FAR, round_trip
 from offbeat.recipes import algorithm as parsed
 from offbeat.replica.consensus import Compared, Consensus, average_buffers, kinds_of_buffers
@@ -29,6 +29,7 @@ from offbeat.transport.small_gathers import gather_numbers
 
 PATIENCE = 10  # steps in which residuals are sent before those that are left are dropped
 LEAST = 1e-9  # by which weights differ that do not only round differently
+_MEANS = Average | OuterStep | PushSum | PairAverage  # their average is that of the models
 _ALIKE = "the steps made", "the algorithm", "its settings", "the optimizer's state"
 
 
@@ -188,7 +189,7 @@ def _may_differ(members: Generation, target: Algorithm) -> bool:
     site, is_alone = members.parameters.site, target.gradients is None
     return (
         (isinstance(following, Average) and following.over == "world" and is_alone)
-        and (now is not None and now.over == "world")
+        and (isinstance(now, _MEANS) and now.over == "world")  # others merge updates in their way
         and (site is not None and site.weights is None)
     )
 
