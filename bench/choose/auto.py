@@ -26,7 +26,7 @@ from offbeat.recipes.auto import CANDIDATES
 
 WORKERS, PAUSE, WIDTH = 4, 0.04, 156  # seconds of computing, and 0.8 MB
 LATENCIES, SLOW, NEAR = (None, "25ms"), (1.0, 2.0), 1.1
-LEAD, COUNTED = 4, 8  # steps of a fixed recipe after a switch, and those that count, at least
+LEAD, COUNTED = 8, 8  # steps of a fixed recipe after a switch, and those that count, at least
 SETTLE = 2.0  # seconds between them, in which TCP's windows grow
 RUN, START, WINDOW = 1000, 64, 64  # steps of a run: the first are timed, and some for the others
 HEADINGS = ("links", *CANDIDATES, "auto", "over the best", "its last choice")

@@ -1,6 +1,8 @@
 """The compiled push-sum passes agree with those in torch."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -162,3 +164,28 @@ def test_parameters_that_are_not_finite_are_not_sent(
         )
         assert out.isfinite().all()
         layers[layer][place] = 1.0
+
+
+LOADED = """
+import torch
+from offbeat.kernels import push_sum
+from offbeat.kernels.dispatch import load_kernels
+
+load_kernels(torch.device("cpu"))
+for kernel in push_sum._fill, push_sum._add, push_sum._fill_and_add:
+    kernel.disable_compile()  # then numba raises where it would
+for wire in torch.float32, torch.bfloat16:
+    z, message = torch.ones(5), torch.ones(5, dtype=wire)
+    sent = [(0.5, 1, message)]
+    assert push_sum.fill_messages([z], z.clone(), 0.5, sent)
+    push_sum.add_messages([z], z.clone(), 0.5, sent, [message])
+    assert push_sum.fill_and_add([z], z.clone(), 0.5, 0.5, sent, [message.clone()])
+"""
+
+
+def test_kernels_that_are_loaded_compile_nothing_in_an_exchange() -> None:
+    """Not in the first one after a switch, for which others wait: that takes seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_command import plan, write
 from test_model import METHODS
 
+from offbeat.lab.check import PAYLOAD
 from offbeat.lab.network.links import Links
 from offbeat.plan import Fabric, Speeds
 from offbeat.plan.sites import Sites
@@ -80,6 +81,23 @@ def test_all_messages_of_one_time_divide_the_link_of_two_sites() -> None:
     one = sites.between(np.array([0]), np.array([2]))[1][0]
     both = sites.between(np.array([0, 1, 2]), np.array([2, 3, 0]))[1]
     assert both == pytest.approx([2 * one, 2 * one, one])  # the way back is another
+
+
+def test_pairs_of_gossip_take_turns_on_the_link_of_two_sites() -> None:
+    found = profile(500_000)
+    message = 4 * 500_000 + 16
+
+    def step(rate: str, nic: float = 1e12) -> float:
+        links = Links.parse(sites=(2, 2), between=[f"10ms@{rate}"])
+        return seconds("d_psgd", found, Fabric(nodes=4, rate=nic, sites=Sites.of(links)))
+
+    # Two messages pass in each direction, and one of them while the others compute.
+    passing = 8 * message / PAYLOAD / 100e6
+    assert step("100mbit") == pytest.approx(0.35 + 0.02 + passing, rel=0.05)
+    slow = 8 * message / PAYLOAD / 10e6  # where the link is never idle
+    assert step("10mbit") == pytest.approx(2 * slow, rel=0.05)
+    near = seconds("d_psgd", found, Fabric(nodes=4, rate=1e9, latency=0.01 + 1e-4))
+    assert step("100gbit", 1e9) == pytest.approx(near, rel=0.01)  # the links of nodes decide
 
 
 @pytest.mark.parametrize("text", ["ddp(bucket_mb=100)", "sgp", "diloco(every=2)"])

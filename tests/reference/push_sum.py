@@ -117,7 +117,8 @@ def sgp(
         models.append(anchor)
         weights.append(w)
     if drained:
-        x = w[:, None] * anchor + sum(arrived for arrived, _ in arrivals.values())
+        x = anchor if biased else w[:, None] * anchor
+        x = x + sum(arrived for arrived, _ in arrivals.values())
         weights[-1] = w + sum(arrived for _, arrived in arrivals.values())
         models[-1] = x / weights[-1][:, None]
     return per_rank(models, groups), per_rank(weights, groups)

@@ -1,7 +1,7 @@
 """A switch from one method to another: where the second begins, and with what."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ class Part(NamedTuple):
     ``drained``: called as the method, with what is in flight at the end in the last models; all
     mass moves by the optimizers' updates only.
     ``residual``: called as the method, what its ranks have not sent of their gradients.
-    ``averages``: it may begin with models that differ, as it averages them after ``every`` steps.
-    ``after``: what goes before it where models differ, for ``every`` steps.
+    ``averages``: it may begin with models that differ, as it averages them.
     """
 
     method: Method
@@ -26,8 +25,6 @@ class Part(NamedTuple):
     drained: Method | None = None
     residual: Method | None = None
     averages: bool = False
-    after: "Part | None" = None
-    every: int = 0
 
 
 def switched(
@@ -51,9 +48,7 @@ def switched(
     to the first gradients: to each rank's own where the second keeps residuals too; else all ranks
     get the mean.
     """
-    given: dict[str, Any] = {"nodes": nodes, "lr": lr, "momentum": momentum}
-    if first.drained is not None and second.after is not None:
-        second = Part(_in_turn(second.after, second, **given), averages=True)
+    given = {"nodes": nodes, "lr": lr, "momentum": momentum}
     before = first.method(start, gradient, steps=at, **given)
     ranks = before.shape[1]
     velocities = _velocities(first, before, gradient, nodes, lr, momentum)
@@ -79,15 +74,6 @@ def switched(
 
     after = second.method(begins, following, steps=steps - at, **given)
     return np.concatenate([before, after[1:]])
-
-
-def _in_turn(first: Part, second: Part, **given: Any) -> Method:
-    """The method of both, one after the other."""
-
-    def method(start: Array, gradient: Gradient, *, steps: int, **_: object) -> Array:
-        return switched(first, second, start, gradient, at=second.every, steps=steps, **given)
-
-    return method
 
 
 def _velocities(

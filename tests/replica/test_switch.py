@@ -36,8 +36,8 @@ def _of(text: str, equal: int = 0, **more: Any) -> Part:
     return Part(method, equal, **more)
 
 
-def _drained(*args: Any, **given: Any) -> Array:
-    return sgp(*args, matrix=ring, overlap=2, drained=True, **given)[0]
+def _ring(**more: bool) -> Callable[..., Array]:
+    return lambda *args, **given: sgp(*args, matrix=ring, overlap=2, **more, **given)[0]
 
 
 def _lags(density: float) -> Part:
@@ -47,13 +47,13 @@ def _lags(density: float) -> Part:
 
 LOCAL = "local_sgd(every=3)"
 LAGS = "lags(density=0.2, units='gradient')"
-SGP = "sgp('ring', overlap=2)"
+SGP, BIASED = "sgp('ring', overlap=2)", "sgp('ring', overlap=2, biased=True)"
 PARTS = {
     "ddp": _of("ddp", 2),
     LAGS: _lags(0.2),
     LOCAL: _of(LOCAL, averages=True),
-    SGP: _of(SGP, drained=_drained),
-    "diloco(every=3)": _of("diloco(every=3)", after=_of(LOCAL), every=3),
+    SGP: Part(_ring(), drained=_ring(drained=True)),
+    "diloco(every=3)": _of("diloco(every=3)"),
     "daso(every=3, wait=2, merge='exact')": _of("daso(every=3, wait=2, merge='exact')", 1),
 }
 
@@ -102,10 +102,17 @@ PAIRS = [
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [*PAIRS, (SGP, LOCAL), (LOCAL, "diloco(every=3)"), (LAGS, LAGS.replace("0.2", "0.5"))],
+    [
+        *PAIRS,
+        (SGP, LOCAL),
+        (BIASED, LOCAL),
+        (LOCAL, "diloco(every=3)"),
+        (LAGS, LAGS.replace("0.2", "0.5")),
+    ],
 )
 def test_follows_the_reference_of_both_parts(first: str, second: str) -> None:
-    one, other = PARTS[first], PARTS.get(second) or _lags(0.5)
+    biased = Part(_ring(biased=True), drained=_ring(biased=True, drained=True))
+    one, other = PARTS.get(first, biased), PARTS.get(second) or _lags(0.5)
     # A velocity is no gradient: the reference of top-k cannot begin with one.
     momentum = 0.0 if second.startswith("lags") else 0.9
     runs = ThreadWorld(nodes=NODES).run(lambda world: train(world, first, second, momentum))
@@ -237,6 +244,7 @@ def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> 
     ("first", "second", "trips"),
     [
         ("ddp", LOCAL, 1),  # ranks agree
+        ("sgp", LOCAL, 1 + 1),  # and compare the weights of models that stay as they are
         (LOCAL, "d_psgd", 1 + 2 + 3),  # and average their models, and two buffers, one of integers
         (LOCAL, "ddp", 1 + 2 + 3 + 2),  # and the state of their optimizers
     ],

@@ -98,7 +98,7 @@ def machine_code(device: torch.device) -> str:
 
 
 def load_kernels(device: torch.device) -> None:
-    """Import the kernels for ``device`` and call them, which takes up to a second.
+    """Import the kernels for ``device`` and call them, which takes up to a second, if compiled.
 
     For a run that changes its method: the first exchange of the next one would do so.
 
@@ -109,9 +109,10 @@ def load_kernels(device: torch.device) -> None:
     x = torch.ones(64, dtype=torch.float32, device=device)
     out = torch.zeros(1, 2, 2, dtype=torch.float64, device=device)
     passes, near = push_sum_passes(device), adasum_passes(device, compiled=True)
-    passes.fill_messages([x], x.clone(), 0.5, [(0.25, 2, x.clone())])
-    passes.add_messages([x], x.clone(), 0.5, [], [x.clone()])
-    passes.fill_and_add([x], x.clone(), 0.5, 0.5, [(0.25, 2, x.clone())], [x.clone()])
+    for message in (x.clone(), x.bfloat16()):  # each type is a kernel of its own
+        passes.fill_messages([x], x.clone(), 0.5, [(0.25, 2, message)])
+        passes.add_messages([x], x.clone(), 0.5, [], [message])
+        passes.fill_and_add([x], x.clone(), 0.5, 0.5, [(0.25, 2, message)], [message.clone()])
     top_k_of_blocks(device)(x, [(0, 64, 8)])
     near.add_gram(x.view(2, 32), [Segment(0, 0, 32)], out)
     weights = near.analyze(out).weights

@@ -165,6 +165,7 @@ class BoundAverage(BoundParameters):
         """Start anew from equal replicas: nothing is carried, and "skip" may return to them."""
         for carry in self.carry:
             carry.zero_()
+        self.averaged = -1
         self.window.close()
         self.guard.keep()
 

@@ -220,22 +220,25 @@ class Clocks:
         lost = self.confirm((axis, "at once"), at, sent, faster)
         return self.collective(ready, path.latency + passing + lost, axis)
 
-    def in_turn(self, source: Nodes, target: Nodes, begun: Array, seconds: Array) -> Array:
-        """Return how long messages of ``seconds`` take if links between sites pass one by one.
+    def in_turn(self, source: Nodes, target: Nodes, begun: Array, nbytes: Array) -> Array:
+        """Return how long messages between nodes take if links of sites pass one after the other.
 
         In the order in which they have ``begun``: also if two nodes begin together, the one whose
         message ends first computes while that of the other passes, and is the first again.
         """
-        if (sites := self.fabric.sites) is None:
-            return seconds
-        taken, pairs = seconds.copy(), sites.pair(source, target)
-        is_far = pairs // len(sites.nodes) != pairs % len(sites.nodes)
+        fabric, sites = self.fabric.without_sites, self.fabric.sites
+        taken: Array = fabric.paths(source, target)[1] * nbytes
+        if sites is None:
+            return taken
+        _, per_byte, shared = sites.between(source, target)
+        seconds, links = per_byte / shared * nbytes, sites.pair(source, target)
+        is_far = links // len(sites.nodes) != links % len(sites.nodes)
         ends = np.sort((source, target), axis=0)  # two nodes take their turns together
         order = np.lexsort((ends[1], ends[0], begun))
         for index in order[is_far[order]]:
-            link = int(pairs[index])
-            self.free[link] = max(float(begun[index]), self.free[link]) + float(seconds[index])
-            taken[index] = self.free[link] - begun[index]
+            link, start = int(links[index]), float(begun[index])
+            self.free[link] = max(start, self.free[link]) + float(seconds[index])
+            taken[index] = max(taken[index], self.free[link] - start)
         return taken
 
     def _pass(self, at: float, seconds: float, burst: float = 0.0) -> float:

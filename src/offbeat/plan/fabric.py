@@ -1,7 +1,7 @@
 """The network of a plan: links of nodes, and the time that messages take on them."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, NamedTuple, final
 
 import numpy as np
@@ -127,13 +127,10 @@ class Fabric:
         is_inside = axis == "local" or self.nodes == 1
         return self.inside(nbytes) if is_inside else self.path(axis, 1, 1).seconds(nbytes)
 
-    def paths(
-        self, source: Nodes, target: Nodes, *, in_turn: bool = False
-    ) -> tuple[Array, Array, Array]:
+    def paths(self, source: Nodes, target: Nodes) -> tuple[Array, Array, Array]:
         """Return latencies and seconds for each byte of messages that nodes send at one time.
 
-        And how many share the link that takes longest. ``in_turn``: links between sites pass one
-        after the other.
+        And how many share the link that takes longest.
         """
         out, into = (np.bincount(nodes, minlength=self.nodes) for nodes in (source, target))
         counts = np.maximum(out[source], into[target])
@@ -143,7 +140,6 @@ class Fabric:
         if self.sites:
             ways, slowest, shared = self.sites.between(source, target)
             counts = np.where(slowest > per_byte, shared, counts)
-            slowest = slowest / shared if in_turn else slowest
             latency, per_byte = latency + ways, np.maximum(per_byte, slowest)
         return latency, per_byte, counts
 
@@ -163,6 +159,11 @@ class Fabric:
         """Return the way between two nodes that nobody else uses."""
         latency, per_byte, _ = self.paths(np.array([node]), np.array([other]))
         return Path(float(latency[0]), float(per_byte[0]))
+
+    @cached_property
+    def without_sites(self) -> "Fabric":
+        """The same nodes on one site."""
+        return replace(self, sites=None)
 
     @property
     def farthest(self) -> float:

@@ -211,6 +211,7 @@ class BoundOuterStep(BoundParameters):
 
     def reset(self) -> None:
         """Start anew from equal replicas: anchor = parameters, no momentum, nothing in flight."""
+        self.merged = -1
         for fragment in self.fragments:
             fragment.restart()
 

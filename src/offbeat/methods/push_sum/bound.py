@@ -206,10 +206,9 @@ class BoundPushSum(BoundParameters):
             last.wait()
             self.weight += last.weight_arrived
         self.copy_in()
-        anchor = self.anchor or []
-        for z, section, part in self.pieces() if anchor else ():
-            a, arrived = anchor[section][part], last.arrived(section, part) if last else []
-            fill_and_add(z, a, before, self.weight, [], arrived)
+        for z, section, part in self.pieces() if self.anchor or last else ():
+            a = self.anchor[section][part] if self.anchor else None
+            fill_and_add(z, a, before, self.weight, [], last.arrived(section, part) if last else [])
         if self.flat is not None:
             pack(self.site.parameters.values(), self.layout.views(self.flat).values())
         return self.weight

@@ -134,31 +134,41 @@ class PushSumTimes(StepTimes):
         )
         fabric, many = clocks.fabric, clocks.fabric.ranks_per_node if by_nodes else 1
         clocks.crossed += many * nbytes * graph.out
-        # The slowest message that leaves or reaches a node, and that of all whom one waits for.
-        latency, per_byte, carried = np.zeros((3, fabric.nodes))
-        way, slowest, shared = fabric.paths(graph.here, graph.there, in_turn=True)
-        taken = slowest * np.maximum(0.0, many * nbytes - fabric.spared / shared)
-        # Each message begins when both of its ends are ready.
-        nodes = clocks.now.max(axis=1)
-        begun = np.maximum(nodes[graph.here], nodes[graph.there])
-        arrived = begun + 2 * way + clocks.in_turn(graph.here, graph.there, begun, taken)
-        for ends in (graph.here, graph.there):
-            np.maximum.at(nodes, ends, arrived)
-            np.maximum.at(latency, ends, way)
-            np.maximum.at(per_byte, ends, many * slowest)
-            np.maximum.at(carried, ends, taken)
-        latency, slowest, carried = (
-            each.repeat(self.each)[graph.near].max(axis=0) for each in (latency, per_byte, carried)
-        )
-        path, at = Path(float(latency.max()), float(slowest.max())), float(ready.max())
+        way, each, shared = fabric.paths(graph.here, graph.there)
+        passing = np.maximum(0.0, many * nbytes - fabric.spared / shared)
+        path = Path(float(way.max(initial=0)), many * float(each.max(initial=0)))
+        at = float(ready.max())
         lost = clocks.confirm(("gossip", graph.distance), at, nbytes, path)
         back = clocks.windows["gossip", -graph.distance % self.size]
         back.rest(at, 2 * path.latency)  # which carries words
         if fabric.sites:
-            return np.broadcast_to((nodes + lost)[:, None], shape)
+            return self._over_sites(clocks, graph, way, passing, lost)
+        # The slowest message that leaves or reaches a node, and that of all whom one waits for.
+        latency, per_byte, carried = np.zeros((3, fabric.nodes))
+        for ends in (graph.here, graph.there):
+            np.maximum.at(latency, ends, way)
+            np.maximum.at(per_byte, ends, each)
+            np.maximum.at(carried, ends, each * passing)
+        latency, slowest, carried = (
+            of_node.repeat(self.each)[graph.near].max(axis=0)
+            for of_node in (latency, per_byte, carried)
+        )
         wires = np.where(slowest > 0, 2 * latency + carried + lost, 2 * fabric.inside(nbytes))
         arrival: Array = ready[graph.near].max(axis=0) + wires[:, None]
         return arrival.reshape(shape)
+
+    def _over_sites(
+        self, clocks: Clocks, graph: Graph, way: Array, nbytes: Array, lost: float
+    ) -> Array:
+        """Return when the ranks of each node have its messages: each waits for both of its ends."""
+        ready = clocks.now.max(axis=1)
+        begun = np.maximum(ready[graph.here], ready[graph.there])
+        taken = clocks.in_turn(graph.here, graph.there, begun, nbytes)
+        ended = begun + 2 * way + taken + lost * (way > clocks.fabric.latency)
+        arrival = ready + 2 * clocks.fabric.inside(HEADER + self.message) * (self.each > 1)
+        for ends in (graph.here, graph.there):
+            np.maximum.at(arrival, ends, ended)
+        return np.broadcast_to(arrival[:, None], clocks.now.shape)
 
 
 @lru_cache(maxsize=256)  # at 4,096 participants a period takes a quarter of a second

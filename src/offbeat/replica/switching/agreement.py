@@ -1,8 +1,4 @@
-"""The agreement of all ranks on another algorithm, and what becomes of models and residuals.
-
-Models that differ become equal before an algorithm that needs it. A mean of all is several times a
-step where latency decides; so where the next exchange is one, it comes in its turn.
-"""
+"""The agreement of all ranks on another algorithm, and what becomes of models and residuals."""
 
 import json
 import zlib
@@ -11,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from offbeat.attach.checks import shards_fault
@@ -67,8 +64,7 @@ def agree(
         _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
     has_unsent = any(brief[9] == "1" for brief in briefly)
     are_equal = all(brief[11] == "1" for brief in briefly)
-    target = target if are_equal else _after_average(members, target, steps)
-    target = _after_residuals(target, members.algorithm, steps) if has_unsent else target
+    target = _way_to(target, members.algorithm, steps) if has_unsent else target
     known = Compared(model.buffers, is_far=any(brief[10] == "1" for brief in briefly))
     is_alike = len({brief[12:] for brief in briefly}) == 1
     return target, are_equal, known if is_alike else None
@@ -184,7 +180,10 @@ def _have_met(members: Generation, steps: int) -> bool:
 
 
 def _may_differ(members: Generation, target: Algorithm) -> bool:
-    """Whether ranks may begin ``target`` with the models that they have: it averages them."""
+    """Whether ranks may begin ``target`` with models that differ: its next exchange is their mean.
+
+    An average at once takes as long as several steps where latency or the rate is low.
+    """
     now, following = members.algorithm.parameters, target.parameters
     site, is_alone = members.parameters.site, target.gradients is None
     return (
@@ -195,26 +194,15 @@ def _may_differ(members: Generation, target: Algorithm) -> bool:
 
 
 def _drained(members: Generation) -> bool:
-    """Merge what is in flight into the models; return whether those of all weigh the same."""
-    weight = members.parameters.drain()
+    """Merge what is in flight into the models; return whether all are finite, and of one weight."""
+    weight, held = members.parameters.drain(), members.parameters.site.parameters.values()
+    if not all(torch.isfinite(tensor).all() for tensor in held):
+        weight = float("nan")
     rows = gather_numbers([weight], members.connection.control)
     return all(abs(other - 1) < LEAST for (other,) in rows)
 
 
-def _after_average(members: Generation, target: Algorithm, steps: int) -> Algorithm:
-    """Return ``target``, or what averages in its place until the first of its outer steps."""
-    now, outer = members.algorithm, target.parameters
-    if not isinstance(outer, OuterStep) or now.parameters == outer or keeps_equal(now):
-        return target
-    end = steps - steps % outer.every + outer.every
-    averages = Algorithm(target.gradients, Average(every=outer.every, over=outer.over))
-    is_over = target.then is not None and target.end <= end
-    if is_over or not _may_differ(members, averages):
-        return target
-    return averages.until(end, target)
-
-
-def _after_residuals(target: Algorithm, now: Algorithm, steps: int) -> Algorithm:
+def _way_to(target: Algorithm, now: Algorithm, steps: int) -> Algorithm:
     """Return ``target``, or what exchanges in its place until residuals are sent."""
     near, end = now.gradients, steps + 1
     if near is None or _goes_on(near, target.gradients):

@@ -32,11 +32,9 @@ class Switched(Participation):
         algorithms have goes on undisturbed. Another one in the parameters slot begins with the
         average of all ranks, as after :meth:`finish`, unless the last step has made them equal;
         if only the new one keeps them so, the state of the optimizers that were passed to
-        ``replicate()`` is averaged too. Where the next exchange is an average anyway, as of
-        ``local_sgd()``, ranks go on with their own models until then. Before outer steps, as of
-        ``diloco()``, the first of them is replaced by such an average. Residuals of gradients go
-        on under an algorithm that has residuals in the same units; before another one, the next
-        step exchanges all that was not sent, uncompressed.
+        ``replicate()`` is averaged too. Before ``local_sgd()`` models may differ: its next exchange
+        is their average. Residuals of gradients go on under an algorithm that has residuals in the
+        same units; before another one, the next step exchanges all that was not sent, uncompressed.
 
         Bytes sent: 2 (n-1)/n of the model's for the average, 4 for bfloat16. Raises
         ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
