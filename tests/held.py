@@ -27,7 +27,7 @@ def left_behind() -> int:
 
 def settles(count: Callable[[], int], at_most: int) -> bool:
     """Whether the count falls to ``at_most``; the rank that leaves first frees last."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while count() > at_most and time.monotonic() < until:
         time.sleep(0.01)
     return count() <= at_most

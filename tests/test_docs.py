@@ -42,6 +42,7 @@ def documented(site: Path) -> set[str]:
     return {line.split(" ")[0] for line in zlib.decompress(packed).decode().splitlines()}
 
 
+@pytest.mark.timeout(300)  # it builds the site: on a busy machine more than the usual two minutes
 def test_the_site_has_all_public_names_and_asks_nothing_of_a_network(tmp_path: Path) -> None:
     """Built strictly: a broken link, reference or name is an error."""
     pytest.importorskip("mkdocs", reason="building the site needs the docs extra")

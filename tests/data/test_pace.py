@@ -68,7 +68,7 @@ def train(world: World, text: str) -> tuple[dict[int, Array], list[list[int]], d
         sampler.set_epoch(epoch)
         epochs.append([])
         for batch in sampler:
-            time.sleep(0.016 if world.rank == 1 else 0.004)
+            time.sleep(0.04 if world.rank == 1 else 0.01)
             number = replica.steps
             replica.set_weight(len(batch))
             loss(model, world.rank, number).backward()

@@ -82,6 +82,7 @@ def test_members_with_slow_steps_wait_a_moment_for_a_lost_rank(
 def test_a_request_is_due_in_the_first_step_that_begins_after_it(links: Links) -> None:
     """However the thread of the heartbeat and the training one take turns."""
     admission, beat = Admission(links), links.heartbeat
+    beat.hear_request = None  # its thread reads that nobody asks
     first, second = JoinRequest(1, 1), JoinRequest(1, 2)
     assert not admission.begin_step()
     admission._acknowledge(first)

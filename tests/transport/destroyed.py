@@ -8,15 +8,21 @@ from torch import nn
 
 import offbeat
 
-dist.init_process_group("gloo")
-model = nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-replica = offbeat.replicate(model, offbeat.ddp(), optimizer=optimizer)
-model(torch.ones(1, 2)).sum().backward()
-optimizer.step()
-replica.step()
-replica.detach()
-dist.barrier()
-dist.destroy_process_group()
-names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-print("left:", [name for name in names if name.startswith("pt_gloo")])
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica = offbeat.replicate(model, offbeat.ddp(), optimizer=optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    replica.step()
+    replica.detach()
+    dist.barrier()
+    dist.destroy_process_group()
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    print("left:", [name for name in names if name.startswith("pt_gloo")])
+
+
+if __name__ == "__main__":
+    main()
