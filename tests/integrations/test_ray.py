@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(240),  # Ray starts a dozen processes: half a minute on two idle cores
+    pytest.mark.timeout(300),  # Ray starts a dozen processes: half a minute on two idle cores
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the ray extra"),
 ]
 CASES = Path(__file__).parent / "ray_cases.py"
@@ -39,7 +39,7 @@ def run() -> Iterator[dict[str, Any]]:
             [sys.executable, str(CASES), folder],
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=280,
             env={**os.environ, **SETTINGS, **own},
         )
         assert done.returncode == 0, done.stderr[-3000:]
