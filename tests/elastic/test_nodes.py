@@ -551,6 +551,27 @@ def test_a_fault_of_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> None
     assert all(f"rank {rank}: cannot save" in said for said in ThreadWorld(nodes=NODES).run(work))
 
 
+@pytest.mark.usefixtures("fast_heartbeat")
+def test_an_error_that_is_known_before_a_step_is_raised_on_all() -> None:
+    """The first rank of a node hears of it before the call that the others make too."""
+
+    def work(world: World) -> str:
+        replica = attach(world)
+        train(replica, 3)
+        links = replica._members.connection.links
+        if world.rank == 2:
+            with torch.no_grad():
+                replica.model.vector[1] = torch.nan
+        while world.rank == 0 and links is not None and not links.heartbeat.has_agreed_error:
+            time.sleep(0.01)
+        with pytest.raises(ValueError, match="not finite") as error:
+            train(replica, 9)
+        replica.detach()
+        return str(error.value)
+
+    assert len(set(ThreadWorld(nodes=NODES).run(work))) == 1
+
+
 def test_a_saved_state_is_loaded() -> None:
     def work(world: World) -> tuple[Array, Array]:
         replica = attach(world, "overlap=1, ")

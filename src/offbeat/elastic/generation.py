@@ -163,7 +163,7 @@ class Generation(Commits):
             return survive()
         try:
             if verb is None:
-                return survive()
+                return self.node.alone(survive, lambda: self.connection.heartbeat)
             model = self.filler.model
             parameters = [local(p) for p in model.trained.values()]
             changes, buffers = (self.lost, self.joined), [*model.buffers.values()]

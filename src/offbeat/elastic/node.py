@@ -17,6 +17,7 @@ from offbeat.attach.node_start import meet
 from offbeat.elastic.portable import put_together, room_for, taken_apart
 from offbeat.exchange import Algorithm
 from offbeat.liveness.failure import PeerLost
+from offbeat.liveness.heartbeats.heartbeat import Heartbeat
 from offbeat.liveness.heartbeats.status_record import AgreedError
 from offbeat.transport.collectives import copy_from_first
 from offbeat.transport.group import Group
@@ -204,6 +205,20 @@ class Node:
             parameters = [*parameters, *buffers]
         copy_from_first(parameters, self.control)
         return cast(Result, result)
+
+    def alone(self, call: Callable[[], Result], between: Callable[[], Heartbeat | None]) -> Result:
+        """Make a call that not all ranks of the node make; an error of the run ends theirs too.
+
+        ``between`` returns the heartbeat between the nodes: the others would wait for this rank in
+        a call that it does not come to.
+        """
+        try:
+            return call()
+        except ValueError as error:
+            heartbeat = between()
+            if heartbeat is None or not heartbeat.has_agreed_error:
+                raise
+            raise self.report_error(error) from error
 
     def concur(self, fault: Exception | None) -> None:
         """Raise on all ranks of the node what one has found, a loss if nothing else; all call."""
