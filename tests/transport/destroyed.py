@@ -21,7 +21,8 @@ def main() -> None:
     dist.barrier()
     dist.destroy_process_group()
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    print("left:", [name for name in names if name.startswith("pt_gloo")])
+    left = [name for name in names if name.startswith("pt_gloo")]
+    print(f"left: {left}\n", end="")  # in one write, also where output is not buffered
 
 
 if __name__ == "__main__":
