@@ -5,11 +5,10 @@ from statistics import median
 
 from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
-from bench.plan import network
 from bench.plan.cells import Cell, Layout, measure
-from bench.plan.network import METHODS
+from bench.plan.network import METHODS, Links, Recorded, kept, recorded
 from offbeat.kit.quantity import parse_rate
-from offbeat.lab.network.links import LinkOptions, Links
+from offbeat.lab.network import links
 from offbeat.plan import Fabric, Speeds
 from offbeat.plan.sites import Sites
 
@@ -27,14 +26,15 @@ class Network:
 
     nodes: int
     rate: str
-    options: LinkOptions
+    options: links.LinkOptions
 
-    def fabric(self, near: network.Links) -> Fabric:
+    def fabric(self, near: Links) -> Fabric:
         """What a plan is told: the options, and the software of a message."""
-        links, software = Links.parse(self.rate, **self.options), near.fabric(Layout(self.nodes))
-        latency = software.latency + links.down.latency
+        given = links.Links.parse(self.rate, **self.options)
+        software = near.fabric(Layout(self.nodes))
+        latency = software.latency + given.down.latency
         far = replace(software, rate=parse_rate(self.rate), latency=latency)
-        return replace(far, loss=links.down.loss, sites=Sites.of(links))
+        return replace(far, loss=given.down.loss, sites=Sites.of(given))
 
 
 NETWORKS = {
@@ -46,22 +46,28 @@ NETWORKS = {
 }
 
 
-@command(BENCH, "--rounds 2")
-def app(rounds: int = 1) -> Result:
-    """Measure all methods beside the step of a rank alone, and predict them.
-
-    The least of all rounds counts: other load on the machine can only add time.
-    """
-    near, speeds, found, rows = network.Links.measured(NEAR), Speeds.measure(), [], {}
-    for name, far in NETWORKS.items():
+def measured(rounds: int) -> list[Recorded]:
+    """All methods on every network. Other load can only add to a step: the least counts."""
+    near, speeds, found = Links.measured(NEAR), Speeds.measure(), []
+    for far in NETWORKS.values():
         layout, where = Layout(far.nodes), (far.nodes, 1, far.rate)
-        given = measure, (METHODS, layout), *where
-        runs = [on_nodes(*given, **far.options) for _ in range(rounds)]
-        alone = min((run for run, _ in runs), key=lambda run: run.compute)
-        profile = replace(alone, speeds=speeds.faster(1 / near.share(layout)))
-        for method, *times in zip(METHODS, *(times for _, times in runs), strict=True):
-            least = min(time.step for time in times)
-            cell = Cell.of(method, name, far.rate, least, profile, far.fabric(near))
+        runs = [on_nodes(measure, (METHODS, layout), *where, **far.options) for _ in range(rounds)]
+        alone = min((profile for profile, _ in runs), key=lambda profile: profile.compute)
+        every = zip(METHODS, *(times for _, times in runs), strict=True)
+        seconds = {method.name: min(time.step for time in times) for method, *times in every}
+        profile = replace(alone, speeds=speeds)
+        found.append(Recorded(layout, far.rate, near, profile, seconds))
+    return found
+
+
+@command(BENCH, "--rounds 2", again="Predict what was measured last.")
+def app(again: bool = False, rounds: int = 1) -> Result:
+    """Measure all methods beside the step of a rank alone, and predict them."""
+    runs, found, rows = recorded(BENCH.name) if again else measured(rounds), [], {}
+    for (name, far), run in zip(NETWORKS.items(), runs, strict=True):
+        for method in METHODS:
+            given = run.seconds[method.name], run.crowded, far.fabric(run.links)
+            cell = Cell.of(method, name, far.rate, *given)
             found.append(cell)
             line = rows.setdefault(method.name, [method.name])
             line.append(f"{cell.measured:.3f} s, {cell.error:+.1%}")
@@ -71,4 +77,5 @@ def app(rounds: int = 1) -> Result:
     holds = met >= SHARE * len(found)
     claims = [Claim(f"cells within {WITHIN:.0%}", f"{SHARE:.0%}", said, holds, GOAL)]
     title = "Seconds of a step, and the error of its prediction; 1.6 MB, 0.2 s of computing"
-    return Result(title, ("method", *NETWORKS), [*map(tuple, rows.values())], claims, found)
+    headings = "method", *NETWORKS
+    return Result(title, headings, [*map(tuple, rows.values())], claims, found, kept(runs))

@@ -129,11 +129,15 @@ class Recorded:
         profile = Profile(**written["profile"] | made)
         return cls(layout, written["rate"], links, profile, written["seconds"])
 
+    @property
+    def crowded(self) -> Profile:
+        """The profile of a rank beside all others, on the cores of one machine."""
+        speeds = self.profile.speeds.faster(1 / self.links.share(self.layout))
+        return replace(self.profile, speeds=speeds)
+
     def cells(self) -> Iterator[Cell]:
         """Predict the steps of all methods from the step of a rank alone."""
-        layout, fabric = self.layout, self.links.fabric(self.layout)
-        speeds = self.profile.speeds.faster(1 / self.links.share(layout))
-        profile = replace(self.profile, speeds=speeds)
+        layout, fabric, profile = self.layout, self.links.fabric(self.layout), self.crowded
         # Only the pause of the slow rank is longer, not what else its step takes.
         slow = Stragglers(first_factor=1 + (layout.slow - 1) * PAUSE / profile.compute)
         for method in methods(layout):
@@ -152,9 +156,14 @@ def measured(layouts: list[Layout], rates: list[str]) -> list[Recorded]:
     ]
 
 
-def recorded() -> list[Recorded]:
-    written = json.loads(files.result(BENCH.name).read_text("utf-8"))
+def recorded(name: str) -> list[Recorded]:
+    written = json.loads(files.result(name).read_text("utf-8"))
     return [Recorded.read(json.loads(text)) for text in written["picture"]["runs"]]
+
+
+def kept(runs: list[Recorded]) -> dict[str, list[str]]:
+    """Return what :func:`recorded` reads, a line for each run."""
+    return {"runs": [json.dumps(plain(asdict(run), DRAWN_DIGITS)) for run in runs]}
 
 
 @command(
@@ -171,7 +180,7 @@ def app(
     """Measure the links as ``offbeat lab --check``, then all methods on every layout and rate."""
     layouts = [Layout(*map(int, each.split("x"))) for each in nodes.split(",")]
     if again or only:
-        runs = [run.anew(only) if only else run for run in recorded()]
+        runs = [run.anew(only) if only else run for run in recorded(BENCH.name)]
     else:
         runs = measured(layouts + (EXTRA if full else []), rates.split(","))
     shown = [*dict.fromkeys(run.rate for run in runs)]
@@ -192,5 +201,4 @@ def app(
     headings = ["nodes", "method"]
     headings += [f"{rate}, {kind}" for rate in shown for kind in ("measured", "predicted", "error")]
     title = "Seconds of a step, eight layers of 1.6 MB together, 0.2 s of computing"
-    kept = [json.dumps(plain(asdict(run), DRAWN_DIGITS)) for run in runs]  # a line for each
-    return Result(title, headings, [*map(tuple, rows.values())], claims, found, {"runs": kept})
+    return Result(title, headings, [*map(tuple, rows.values())], claims, found, kept(runs))

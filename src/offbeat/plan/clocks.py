@@ -105,9 +105,11 @@ class Clocks:
         """
         busy = seconds if carried is None else carried
         begun, other = self.start(ready, axis), self.lanes[axis][1]
-        # What is still to pass of the other one comes between the hops of this one.
+        # What is still to pass of the other one comes between the hops of this one, as far as those
+        # occupy the links: far ones rest while each hop waits for its round trip.
         queued = np.maximum(self.carried[axis] - begun, 0.0)
-        ended = begun + np.maximum(seconds + queued / 2, queued + busy)
+        between = queued / 2 * (busy / seconds if seconds > 0 else 1.0)
+        ended = begun + np.maximum(seconds + between, queued + busy)
         self.lanes[axis] = np.minimum(other, ended), np.maximum(other, ended)
         self.carried[axis] = begun + queued + busy
         return ended
