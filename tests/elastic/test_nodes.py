@@ -28,7 +28,7 @@ from offbeat.transport.world import World
 from problems import START, Quadratic, flat, gradient
 from ranks import fork_server
 from reference import members
-from reference.participants import Array
+from reference.participants import Array, Nodes
 
 NODES = ((0, 1), (2, 3), (4, 5))
 LR = 0.05
@@ -552,7 +552,8 @@ def test_a_fault_of_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("fast_heartbeat")
-def test_an_error_that_is_known_before_a_step_is_raised_on_all() -> None:
+@pytest.mark.parametrize("nodes", [NODES, ((0,), (1, 2), (3,))])
+def test_an_error_that_is_known_before_a_step_is_raised_on_all(nodes: Nodes) -> None:
     """The first rank of a node hears of it before the call that the others make too."""
 
     def work(world: World) -> str:
@@ -569,7 +570,24 @@ def test_an_error_that_is_known_before_a_step_is_raised_on_all() -> None:
         replica.detach()
         return str(error.value)
 
-    assert len(set(ThreadWorld(nodes=NODES).run(work))) == 1
+    assert len(set(ThreadWorld(nodes=nodes).run(work))) == 1
+
+
+def test_saved_parts_are_loaded(tmp_path: Path) -> None:
+    def work(world: World) -> tuple[int, Array, Array]:
+        replica = attach(world, "overlap=1, ")
+        train(replica, 4)
+        offbeat.save_per_rank(tmp_path, replica=replica)
+        saved = flat(snapshot(replica.model))
+        train(replica, 9)
+        assert offbeat.load_per_rank(tmp_path, replica=replica)
+        found = replica.steps, saved, flat(snapshot(replica.model))
+        replica.detach()
+        return found
+
+    for steps, saved, loaded in ThreadWorld(nodes=NODES).run(work):
+        assert steps == 4
+        np.testing.assert_array_equal(saved, loaded)
 
 
 def test_a_saved_state_is_loaded() -> None:

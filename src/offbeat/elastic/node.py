@@ -215,8 +215,7 @@ class Node:
         try:
             return call()
         except ValueError as error:
-            heartbeat = between()
-            if heartbeat is None or not heartbeat.has_agreed_error:
+            if self.links is None or not _is_over(between()):
                 raise
             raise self.report_error(error) from error
 
@@ -234,3 +233,13 @@ class Node:
         first = min(said, key=lambda error: error.kind == "lost")  # which may be survived
         is_own = own is not None and AgreedError.of(own).kind == first.kind
         return own if own is not None and is_own else first.error
+
+
+def _is_over(heartbeat: Heartbeat | None) -> bool:
+    """Whether the ranks have agreed on an error that none of them survives."""
+    try:
+        if heartbeat is not None:
+            heartbeat.raise_agreed_error()
+    except (ValueError, PeerLost) as error:
+        return isinstance(error, ValueError)
+    return False

@@ -53,6 +53,8 @@ class ErrorContext(AbstractContextManager[None]):
 
 def forget_locals(error: BaseException | None) -> None:
     """Drop what the calls that ``error`` has ended refer to: works, which keep sockets open."""
-    while error is not None:
+    seen = set[int]()  # an error may come to be among its own causes
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

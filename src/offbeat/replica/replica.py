@@ -275,8 +275,12 @@ class Replica(Switched):
     def check_state_dict(self, saved: Saved) -> None:
         """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""
         self._require_open()
+
+        def check() -> None:  # what it finds is of this rank, and others of its node have their own
+            checkpoint.check(self._members, saved)
+
         with self._in_phase_of(saved):
-            self._together("check_state_dict", lambda: checkpoint.check(self._members, saved))
+            self._together("check_state_dict", check)
 
     def stats(self) -> dict[str, Any]:
         """Return bytes sent, messages, seconds stalled and staleness: last step and totals."""
