@@ -590,8 +590,9 @@ def test_saved_parts_are_loaded(tmp_path: Path) -> None:
         np.testing.assert_array_equal(saved, loaded)
 
 
-def test_a_saved_state_is_loaded() -> None:
-    def work(world: World) -> tuple[Array, Array]:
+@pytest.mark.parametrize("unfit", [4, 5])
+def test_a_saved_state_is_loaded(unfit: int) -> None:
+    def work(world: World) -> tuple[Array, Array, str]:
         replica = attach(world, "overlap=1, ")
         train(replica, 4)
         saved = {n: t.clone() for n, t in replica.model.state_dict().items()}, replica.state_dict()
@@ -603,13 +604,17 @@ def test_a_saved_state_is_loaded() -> None:
         train(replica, 9)
         resumed = flat(snapshot(replica.model))
         broken = {name: entry | {"steps": 3} for name, entry in saved[1].items()}
-        with pytest.raises(ValueError, match="step"):
-            replica.load_state_dict(broken if world.rank == 4 else saved[1])
+        with pytest.raises(ValueError, match="step") as error:
+            replica.load_state_dict(broken if world.rank == unfit else saved[1])
+        assert replica.steps == 9, "nobody has loaded"
         replica.detach()
-        return went_on, resumed
+        return went_on, resumed, str(error.value)
 
-    for went_on, resumed in ThreadWorld(nodes=NODES).run(work):
+    ranks = ThreadWorld(nodes=NODES).run(work)
+    for went_on, resumed, _ in ranks:
         np.testing.assert_array_equal(went_on, resumed)
+    assert {text[-60:] for *_, text in ranks} == {ranks[unfit][2][-60:]}
+    assert all(len({ranks[rank][2] for rank in node}) == 1 for node in NODES)
 
 
 def test_processes_of_a_node_that_were_started_together_meet() -> None:
@@ -656,3 +661,15 @@ def test_a_new_node_takes_the_number_that_it_gets() -> None:
     assert (node.world.rank, node.world.ranks) == (3, (0, 1, 2, 3))
     node.go_on([0, 3], own=3)
     assert (node.world.rank, node.world.lost) == (3, (1, 2))
+
+
+def test_all_ranks_of_a_node_hear_of_a_new_one() -> None:
+    def work(world: World) -> tuple[int, ...]:
+        node = Node.meet(world)
+        if node.is_first:
+            node.go_on([0, 1], own=0)
+        node.together("gather", lambda: None, ([], []), [], [])
+        node.close()
+        return node.world.ranks
+
+    assert ThreadWorld(nodes=((0, 1),)).run(work) == [(0, 1, 2), (0, 1, 2)]

@@ -198,7 +198,9 @@ class Node:
             raise self._first_error(fault, self.control)
         if verb != "step" or said[0][0] != self._known:
             self._known = said[0][0]
-            told, ranks, result = self.tell([changes, self.world.ranks, result])
+            here = changes, self.world.ranks, len(self.everyone.nodes), result
+            told, ranks, count, result = self.tell(here)
+            self.know([count - 1])
             self.world = self.everyone.among(ranks)
             for mine, of_first in zip(changes, told, strict=True):
                 mine[:] = of_first
@@ -231,8 +233,7 @@ class Node:
         text = json.dumps(own and AgreedError.of(own)).encode()
         said = [AgreedError(*word) for word in map(json.loads, gather_bytes(text, control)) if word]
         first = min(said, key=lambda error: error.kind == "lost")  # which may be survived
-        is_own = own is not None and AgreedError.of(own).kind == first.kind
-        return own if own is not None and is_own else first.error
+        return own if own is not None and AgreedError.of(own) == first else first.error
 
 
 def _is_over(heartbeat: Heartbeat | None) -> bool:

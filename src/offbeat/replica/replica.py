@@ -260,8 +260,9 @@ class Replica(Switched):
         self._require_open()
         losses = len(self.lost)
         with self._in_phase_of(saved):
+            given = self._members, saved, checkpoint.fault_in_node(self._members, saved)
             self.steps, self.is_averaged = self._together(
-                "load_state_dict", lambda: checkpoint.load(self._members, saved)
+                "load_state_dict", lambda: checkpoint.load(*given)
             )
         self._members.exchanges_from = 0
         self._members.committed_in = -1  # of another time
@@ -277,9 +278,10 @@ class Replica(Switched):
         self._require_open()
 
         def check() -> None:  # what it finds is of this rank, and others of its node have their own
-            checkpoint.check(self._members, saved)
+            checkpoint.check(self._members, saved, fault)
 
         with self._in_phase_of(saved):
+            fault = checkpoint.fault_in_node(self._members, saved)
             self._together("check_state_dict", check)
 
     def stats(self) -> dict[str, Any]:

@@ -67,25 +67,30 @@ def save(members: Generation, step: int, is_averaged: bool, own: Mapping[str, Te
     return {key: entry | {_SUM: checksum({key: entry})}}
 
 
-def check(members: Generation, saved: Saved) -> Resume:
-    """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError."""
-    found, fault = None, None
-    try:
-        found = _read(members, saved)
-    except PeerLost:
-        raise
-    except Exception as error:  # whatever a state of any origin makes fail, all ranks must hear of
-        reason = error if isinstance(error, ValueError) else f"cannot load this state: {error!r}"
-        fault = str(reason).encode(errors="backslashreplace").decode()
-    raise_alike(fault, members.connection.control)
+def fault_in_node(members: Generation, saved: Saved) -> str | None:
+    """Return why a rank of this node cannot load its state; None without nodes. All of them call.
+
+    Before :func:`check`, in which the first of them speaks for all to the other nodes.
+    """
+    node = members.node
+    return None if node is None else node.first_fault(_try_read(members, saved)[1])
+
+
+def check(members: Generation, saved: Saved, fault: str | None) -> Resume:
+    """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError.
+
+    ``fault``: that of another rank of this node.
+    """
+    found, own = _try_read(members, saved)
+    raise_alike(fault or own, members.connection.control)
     assert found is not None, "a fault was raised"
     _require_one_moment(members, found)
     return found
 
 
-def load(members: Generation, saved: Saved) -> tuple[int, bool]:
+def load(members: Generation, saved: Saved, fault: str | None) -> tuple[int, bool]:
     """Restore a saved state and return its step, and whether all replicas were equal then."""
-    found = check(members, saved)
+    found = check(members, saved, fault)
     entry = found.entry
     _load_registered(members, entry.get(_REGISTERED, {}))
     # Nothing below may fail: another rank may have written its parameters already.
@@ -120,6 +125,17 @@ def _load_registered(members: Generation, texts: Mapping[str, str]) -> None:
         raise
     rest = {name: state for name, state in states.items() if name not in registered}
     members.filler.received.update(rest)
+
+
+def _try_read(members: Generation, saved: Saved) -> tuple[Resume | None, str | None]:
+    """Return what a saved state amounts to, or why it is unfit."""
+    try:
+        return _read(members, saved), None
+    except PeerLost:
+        raise
+    except Exception as error:  # whatever a state of any origin makes fail, all ranks must hear of
+        reason = error if isinstance(error, ValueError) else f"cannot load this state: {error!r}"
+        return None, str(reason).encode(errors="backslashreplace").decode()
 
 
 def _read(members: Generation, saved: object) -> Resume:
