@@ -79,6 +79,30 @@ def test_decides_again_when_the_rate_changes(
     assert "step 12: local_sgd(every=4), at" in lines[1]
 
 
+@pytest.mark.usefixtures("link")
+def test_the_next_one_decides_where_the_first_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others then have no decision in the place of the first: here it makes none at first."""
+    choose, calls = autopilot.Autopilot.choose, list[int]()
+
+    def decide(self: autopilot.Autopilot, said: Any, steps: int) -> Any:
+        calls.append(steps)
+        return choose(self, said, steps) if len(calls) > 1 else None
+
+    monkeypatch.setattr(autopilot.Autopilot, "choose", decide)
+
+    def work(world: World) -> list[int]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
+        train(replica, optimizer, 8)
+        decisions = replica.stats()["auto"]
+        replica.detach()
+        return [decision["step"] for decision in decisions]
+
+    assert ThreadWorld(2).run(work) == [[6], [6]]
+    assert calls == [6, 6]
+
+
 def test_decides_as_often_as_costs_a_share_of_the_run(
     link: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

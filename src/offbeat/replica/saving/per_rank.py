@@ -107,17 +107,20 @@ def load_save(
 
 
 @contextmanager
-def _alike(replica: Replica, what: str) -> Iterator[None]:
-    """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter."""
-    fault = None
+def _alike(replica: Replica, what: str) -> Iterator[list[str]]:
+    """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter.
+
+    Fills the list with an entry for each rank that has entered, the same on all.
+    """
+    fault, faults = None, list[str]()
     try:
-        yield
+        yield faults
     except PeerLost:
         raise
     except Exception as error:  # whatever it is: the other ranks wait
         fault = f"{what}: {error}"
     where = f"rank {replica.world.rank}: " if replica.world.size > 1 else ""
-    faults = replica.gather(where + fault if fault else "")
+    faults[:] = replica.gather(where + fault if fault else "")
     if first := next(filter(None, faults), None):
         raise ValueError(first)
 
@@ -127,14 +130,17 @@ def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Sa
     with _alike(replica, "cannot save"):
         saved = {name: part.state_dict() for name, part in parts.items()}
         last = max((save.number for save in files.saves()), default=0)
-    save = Save(1 + max(_gather(replica, last)), replica.world.size)
+    numbers = _gather(replica, last)
+    save = Save(1 + max(numbers), len(numbers))
     try:
-        with _alike(replica, f"cannot write its state to {files.folder}"):
+        with _alike(replica, f"cannot write its state to {files.folder}") as everyone:
             files.write(save, replica.world.rank, saved)
     except ValueError:
         files.discard(save, replica.world.rank)
         raise
-    if replica.world.size != save.size:  # the run has survived a loss meanwhile
+    # The run has survived a loss meanwhile. Not by its size: one rank may know of a loss at the end
+    # of the call, of which others hear in the next.
+    if len(everyone) != save.size:
         return _write(files, replica, parts)
     return save
 

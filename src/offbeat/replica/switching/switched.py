@@ -85,10 +85,12 @@ class Switched(Participation):
     def _choose(self) -> Algorithm:
         """Measure, and let the first rank decide for all; all ranks call."""
         figures = json.dumps(self._together("auto", self._autopilot.measure))
-        said = [json.loads(text) for text in self.gather(figures)]
-        is_first = self.world.rank == self.world.ranks[0]
-        decision = self._autopilot.choose(said, self.steps) if is_first else None
-        return self._autopilot.adopt(json.loads(self.gather(json.dumps(decision))[0]))
+        said, told = [json.loads(text) for text in self.gather(figures)], None
+        while told is None:  # the first rank may be lost before it tells the others
+            is_first = self.world.rank == self.world.ranks[0]
+            decision = self._autopilot.choose(said, self.steps) if is_first else None
+            told = json.loads(self.gather(json.dumps(decision))[0])
+        return self._autopilot.adopt(told)
 
     @contextmanager
     def _in_phase_of(self, saved: object) -> Iterator[None]:
