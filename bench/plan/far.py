@@ -6,7 +6,8 @@ from statistics import median
 from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
 from bench.plan.cells import Cell, Layout, measure
-from bench.plan.network import METHODS, Links, Recorded, kept, recorded
+from bench.plan.links import Links
+from bench.plan.network import METHODS, Recorded, kept, recorded
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab.network import links
 from offbeat.plan import Fabric, Speeds

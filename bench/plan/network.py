@@ -1,21 +1,19 @@
 """The model of time predicts the step of every method behind slow links: nothing is fitted."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from bench.harness import Bench, Claim, Result, command, console, files
+from bench.harness import Bench, Claim, Result, command, files
 from bench.harness.bounds import at_most
 from bench.harness.ranks import on_nodes
 from bench.harness.report import DRAWN_DIGITS, plain
 from bench.harness.step_times import Timed
-from bench.plan.cells import BURST, PAUSE, Cell, Layout, case, measure
-from offbeat.lab import Lab
-from offbeat.lab.check import PAYLOAD, measure_links
-from offbeat.plan import Fabric, Parameter, Profile, Speeds, Stragglers
+from bench.plan.cells import PAUSE, Cell, Layout, case, measure
+from bench.plan.links import Links
+from offbeat.plan import Parameter, Profile, Speeds, Stragglers
 
 GOAL, MIDDLE = 0.10, 0.05
 BENCH = Bench(
@@ -37,40 +35,6 @@ INSIDE = [  # with several ranks on a node
     case("diloco(every=4,delay=2,within='local')", 8, 8), case("ad_psgd(within='local')"),
 ]  # fmt: skip
 EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(2, computes=True), Layout(16)]
-
-
-@dataclass(frozen=True)
-class Links:
-    """What ``offbeat lab --check`` measures: Mbit/s of payload, and of one byte both ways."""
-
-    mbit: float
-    inside_mbit: float
-    round_trip: float  # seconds
-    cores: int = os.cpu_count() or 1  # of the machine that emulates all nodes
-
-    @classmethod
-    def measured(cls, rate: str) -> "Links":
-        with Lab(2, 2, rate) as runner:
-            links = measure_links(runner)
-        console.print(f"{rate}: {links.both_ways_mbit:.1f} Mbit/s, {links.round_trip_ms:.2f} ms")
-        inside = links.inside_node_mbit or links.both_ways_mbit
-        return cls(links.both_ways_mbit, inside, links.round_trip_ms / 1e3)
-
-    def share(self, layout: Layout) -> float:
-        """By how much longer software takes where all ranks run it, on the cores of one machine."""
-        return max(1.0, layout.nodes * layout.each / self.cores)
-
-    def fabric(self, layout: Layout) -> Fabric:
-        share = self.share(layout)  # nearly all of a round trip here is software
-        return Fabric(
-            nodes=layout.nodes,
-            ranks_per_node=layout.each,
-            rate=1e6 * self.mbit / PAYLOAD,
-            latency=share * self.round_trip / 2,
-            inside_rate=1e6 * self.inside_mbit,
-            inside_latency=share * self.round_trip / 4,
-            burst=BURST,
-        )
 
 
 def named(method: str, layout: Layout, rate: str) -> str:
