@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from typer import BadParameter
+
 from bench.harness import Bench, Claim, Result, command, files
 from bench.harness.bounds import at_most
 from bench.harness.ranks import on_nodes
@@ -121,7 +123,10 @@ def measured(layouts: list[Layout], rates: list[str]) -> list[Recorded]:
 
 
 def recorded(name: str) -> list[Recorded]:
+    """Return the runs of the last result. Raises if it has kept none."""
     written = json.loads(files.result(name).read_text("utf-8"))
+    if "picture" not in written:
+        raise BadParameter(f"the result of {name} has kept no runs; measure it, without --again")
     return [Recorded.read(json.loads(text)) for text in written["picture"]["runs"]]
 
 

@@ -14,6 +14,7 @@ from test_model import METHODS
 from offbeat.lab.check import PAYLOAD
 from offbeat.lab.network.links import Links
 from offbeat.plan import Fabric, Speeds
+from offbeat.plan.clocks import Clocks
 from offbeat.plan.sites import Sites
 from offbeat.plan.windows import FIRST, PATIENCE, SEGMENT, Windows, lossy
 
@@ -50,6 +51,23 @@ def test_a_lossy_connection_carries_a_mean_window_in_a_round_trip() -> None:
         waited = Windows().wait(0.0, 1e9, 8.0, 0.1, most)
         assert 8.0 + waited == pytest.approx(1e9 / most * 0.1, rel=0.02)
     assert lossy(0.0, 0.1) == float("inf")
+
+
+@pytest.mark.parametrize(("busy", "delay"), [(1.0, 1.0), (0.2, 0.02)])
+def test_overlapping_collectives_delay_each_other_where_both_use_the_link(
+    busy: float, delay: float
+) -> None:
+    """On full links the second of two waits for all of the first.
+
+    Where each uses them for a fifth of its time, for half of a fifth of what the first has to pass.
+    """
+    fabric = Fabric(nodes=4, rate=FAR["rate"], latency=FAR["latency"])
+    clocks = Clocks(fabric, profile(40_000))
+    ready = np.zeros_like(clocks.now)
+    first = clocks.collective(ready, 1.0, "world", carried=busy)
+    second = clocks.collective(ready, 10.0, "world", carried=10 * busy)
+    np.testing.assert_allclose(first, 1.0)
+    np.testing.assert_allclose(second, 10.0 + delay)
 
 
 @pytest.mark.parametrize("text", METHODS)
