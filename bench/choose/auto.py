@@ -1,6 +1,7 @@
 """``auto`` beside each of its candidates, on slow, far and fast links, and with a straggler."""
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -72,9 +73,9 @@ class Trained:
         self.random = torch.Generator()
         self.replica = offbeat.replicate(model, offbeat.algorithm(text), optimizer=self.optimizer)
 
-    def seconds(self, steps: int) -> float:
-        """Of some steps of the slowest rank."""
-        return seconds_together(lambda: [self.step() for _ in range(steps)])
+    def seconds(self, steps: int, first: Callable[[], object] = lambda: None) -> float:
+        """Of some steps of the slowest rank, and of what it does ``first``."""
+        return seconds_together(lambda: [first(), *(self.step() for _ in range(steps))])
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -97,13 +98,12 @@ def in_turn(cell: Cell) -> tuple[dict[str, float], list[float]]:
     steps[first] = run.seconds(COUNTED) / COUNTED
     start = began - LEAD * steps[first]  # connections of a first step, which all runs have
     for text in others:
-        switched = seconds_together(partial(run.replica.switch, text))
         every = getattr(offbeat.algorithm(text).parameters, "every", 1)
         lead, counted = max(LEAD, every), max(COUNTED, every)  # with as many exchanges
-        began = run.seconds(lead)
+        began = run.seconds(lead, first=partial(run.replica.switch, text))
         run.seconds(lead * ceil(SETTLE / began))
         steps[text] = run.seconds(counted) / counted
-        costs.append((switched + max(0.0, began - lead * steps[text])) / steps[first])
+        costs.append(max(0.0, began - lead * steps[text]) / steps[first])
     run.replica.detach()
     return {text: start + RUN * step for text, step in steps.items()}, costs
 

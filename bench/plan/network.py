@@ -1,21 +1,16 @@
 """The model of time predicts the step of every method behind slow links: nothing is fitted."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from statistics import median
-from typing import Any
 
-from typer import BadParameter
-
-from bench.harness import Bench, Claim, Result, command, files
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.bounds import at_most
-from bench.harness.ranks import on_nodes
-from bench.harness.report import DRAWN_DIGITS, plain
 from bench.harness.step_times import Timed
-from bench.plan.cells import PAUSE, Cell, Layout, case, measure
+from bench.plan.cells import PAUSE, Cell, Layout, case
 from bench.plan.links import Links
-from offbeat.plan import Parameter, Profile, Speeds, Stragglers
+from bench.plan.recorded import Recorded, kept, recorded
+from offbeat.plan import Speeds, Stragglers
 
 GOAL, MIDDLE = 0.10, 0.05
 BENCH = Bench(
@@ -39,76 +34,27 @@ INSIDE = [  # with several ranks on a node
 EXTRA = [Layout(4, slow=4.0), Layout(4, 2), Layout(2, computes=True), Layout(16)]
 
 
-def named(method: str, layout: Layout, rate: str) -> str:
-    return f"{method} on {layout} at {rate}"
-
-
 def methods(layout: Layout) -> list[Timed]:
     return METHODS if layout.each == 1 else INSIDE
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """All methods in one run: what was measured, from which a plan predicts it."""
+def anew(run: Recorded, only: str) -> Recorded:
+    """Measure what has ``only`` in its name again; if that is a whole run, the links too."""
+    among = methods(run.layout)
+    if not all(only in run.named(method.name) for method in among):
+        return run.again(among, only)
+    links = replace(Links.measured(run.rate), round_trip=run.links.round_trip)
+    return Recorded.run(among, run.layout, run.rate, links, Speeds.measure())
 
-    layout: Layout
-    rate: str
-    links: Links
-    profile: Profile
-    seconds: dict[str, float]
 
-    @classmethod
-    def run(
-        cls, layout: Layout, rate: str, links: Links, speeds: Speeds, only: str = ""
-    ) -> "Recorded":
-        """Measure the methods that have ``only`` in their names here."""
-        among = [m for m in methods(layout) if only in named(m.name, layout, rate)]
-        profile, times = on_nodes(measure, (among, layout), layout.nodes, layout.each, rate)
-        seconds = {m.name: time.step for m, time in zip(among, times, strict=True)}
-        return cls(layout, rate, links, replace(profile, speeds=speeds), seconds)
-
-    def anew(self, only: str) -> "Recorded":
-        """Measure methods that have ``only`` in their names here again.
-
-        All of them with the links and the profile. Else the least of both counts, since other load
-        on the machine can only add time.
-        """
-        names = [named(name, self.layout, self.rate) for name in self.seconds]
-        if not any(only in name for name in names):
-            return self
-        if all(only in name for name in names):
-            links = replace(Links.measured(self.rate), round_trip=self.links.round_trip)
-            return Recorded.run(self.layout, self.rate, links, Speeds.measure())
-        found = Recorded.run(self.layout, self.rate, self.links, self.profile.speeds, only)
-        least = {name: min(self.seconds[name], new) for name, new in found.seconds.items()}
-        return replace(self, seconds=self.seconds | least)
-
-    @classmethod
-    def read(cls, written: dict[str, Any]) -> "Recorded":
-        layout, links = Layout(**written["layout"]), Links(**written["links"])
-        layers = tuple(Parameter(**each) for each in written["profile"]["parameters"])
-        made = {
-            "parameters": layers,
-            "speeds": Speeds(**written["profile"]["speeds"]),
-            "spread": (),
-        }
-        profile = Profile(**written["profile"] | made)
-        return cls(layout, written["rate"], links, profile, written["seconds"])
-
-    @property
-    def crowded(self) -> Profile:
-        """The profile of a rank beside all others, on the cores of one machine."""
-        speeds = self.profile.speeds.faster(1 / self.links.share(self.layout))
-        return replace(self.profile, speeds=speeds)
-
-    def cells(self) -> Iterator[Cell]:
-        """Predict the steps of all methods from the step of a rank alone."""
-        layout, fabric, profile = self.layout, self.links.fabric(self.layout), self.crowded
-        # Only the pause of the slow rank is longer, not what else its step takes.
-        slow = Stragglers(first_factor=1 + (layout.slow - 1) * PAUSE / profile.compute)
-        for method in methods(layout):
-            given = self.seconds[method.name], profile, fabric, slow
-            yield Cell.of(method, str(layout), self.rate, *given)
+def cells(run: Recorded) -> Iterator[Cell]:
+    """Predict the steps of all methods from the step of a rank alone."""
+    layout, fabric, profile = run.layout, run.links.fabric(run.layout), run.crowded
+    # Only the pause of the slow rank is longer, not what else its step takes.
+    slow = Stragglers(first_factor=1 + (layout.slow - 1) * PAUSE / profile.compute)
+    for method in methods(layout):
+        given = run.seconds[method.name], profile, fabric, slow
+        yield Cell.of(method, str(layout), run.rate, *given)
 
 
 def measured(layouts: list[Layout], rates: list[str]) -> list[Recorded]:
@@ -116,23 +62,10 @@ def measured(layouts: list[Layout], rates: list[str]) -> list[Recorded]:
     every, speeds = {rate: Links.measured(rate) for rate in rates}, Speeds.measure()
     least = min(links.round_trip for links in every.values())
     return [
-        Recorded.run(layout, rate, replace(every[rate], round_trip=least), speeds)
+        Recorded.run(methods(layout), layout, rate, replace(every[rate], round_trip=least), speeds)
         for rate in rates
         for layout in layouts
     ]
-
-
-def recorded(name: str) -> list[Recorded]:
-    """Return the runs of the last result. Raises if it has kept none."""
-    written = json.loads(files.result(name).read_text("utf-8"))
-    if "picture" not in written:
-        raise BadParameter(f"the result of {name} has kept no runs; measure it, without --again")
-    return [Recorded.read(json.loads(text)) for text in written["picture"]["runs"]]
-
-
-def kept(runs: list[Recorded]) -> dict[str, list[str]]:
-    """Return what :func:`recorded` reads, a line for each run."""
-    return {"runs": [json.dumps(plain(asdict(run), DRAWN_DIGITS)) for run in runs]}
 
 
 @command(
@@ -149,11 +82,11 @@ def app(
     """Measure the links as ``offbeat lab --check``, then all methods on every layout and rate."""
     layouts = [Layout(*map(int, each.split("x"))) for each in nodes.split(",")]
     if again or only:
-        runs = [run.anew(only) if only else run for run in recorded(BENCH.name)]
+        runs = [anew(run, only) if only else run for run in recorded(BENCH.name)]
     else:
         runs = measured(layouts + (EXTRA if full else []), rates.split(","))
     shown = [*dict.fromkeys(run.rate for run in runs)]
-    found = [cell for run in runs for cell in run.cells()]
+    found = [cell for run in runs for cell in cells(run)]
     rows = {}
     for cell in found:
         line = rows.setdefault((cell.layout, cell.method), [cell.layout, cell.method])

@@ -53,21 +53,23 @@ def test_a_lossy_connection_carries_a_mean_window_in_a_round_trip() -> None:
     assert lossy(0.0, 0.1) == float("inf")
 
 
-@pytest.mark.parametrize(("busy", "delay"), [(1.0, 1.0), (0.2, 0.02)])
-def test_overlapping_collectives_delay_each_other_where_both_use_the_link(
-    busy: float, delay: float
-) -> None:
-    """On full links the second of two waits for all of the first.
+def test_messages_of_two_rings_that_meet_on_a_far_link_pass_one_after_the_other() -> None:
+    """By hand, two nodes 100 ms apart: a word of the receive and a message in each of two hops."""
+    fabric = Fabric(nodes=2, rate=8e6 / PAYLOAD, latency=0.1)
+    second_of = 1e-6  # of a byte
 
-    Where each uses them for a fifth of its time, for half of a fifth of what the first has to pass.
-    """
-    fabric = Fabric(nodes=4, rate=FAR["rate"], latency=FAR["latency"])
-    clocks = Clocks(fabric, profile(40_000))
-    ready = np.zeros_like(clocks.now)
-    first = clocks.collective(ready, 1.0, "world", carried=busy)
-    second = clocks.collective(ready, 10.0, "world", carried=10 * busy)
-    np.testing.assert_allclose(first, 1.0)
-    np.testing.assert_allclose(second, 10.0 + delay)
+    def ends(later: float, nbytes: float) -> list[float]:
+        clocks = Clocks(fabric, profile(40_000))
+        clocks.windows["world", 1].size = 1e9  # in use for long
+        rings = [(0.0, 80_000), (later, nbytes)]
+        zeros = np.zeros_like(clocks.now)
+        return [float(clocks.ring(zeros + at, size, "world", 2).max()) for at, size in rings]
+
+    def alone(nbytes: float) -> float:  # halves, of which the second comes right after the first
+        return 2 * (0.2 + second_of * nbytes)
+
+    assert ends(0.03, 40_000) == pytest.approx([alone(80_000), 0.03 + alone(40_000) + 0.05 + 0.04])
+    assert ends(0.15, 40_000) == pytest.approx([alone(80_000), 0.15 + alone(40_000)])
 
 
 @pytest.mark.parametrize("text", METHODS)

@@ -43,6 +43,7 @@ class Clocks:
         windows: those of TCP, for each kind of connections.
         drained: when the links could pass no burst; they can pass more from then on.
         free: when each link between two sites has passed all messages.
+        passing: when the messages of the last rings pass far links, in order.
     """
 
     def __init__(self, fabric: Fabric, profile: Profile) -> None:
@@ -58,6 +59,7 @@ class Clocks:
         self.windows: dict[Hashable, Windows] = defaultdict(Windows)
         self.drained = -np.inf
         self.free: dict[int, float] = defaultdict(lambda: -np.inf)
+        self.passing: dict[Axis, list[tuple[float, float]]] = defaultdict(list)
 
     def begin(self) -> None:
         """Count time and bytes from now on."""
@@ -105,10 +107,10 @@ class Clocks:
         """
         busy = seconds if carried is None else carried
         begun, other = self.start(ready, axis), self.lanes[axis][1]
-        # What is still to pass of the other one comes between the hops of this one, as far as those
-        # occupy the links: far ones rest while each hop waits for its round trip.
+        # What is still to pass of the other one comes between the hops of this one; on far links,
+        # which rest while each hop waits for its round trip, only where ring() has found it.
         queued = np.maximum(self.carried[axis] - begun, 0.0)
-        between = queued / 2 * (busy / seconds if seconds > 0 else 1.0)
+        between = queued / 2 * (axis == "local" or self.fabric.farthest < FAR)
         ended = begun + np.maximum(seconds + between, queued + busy)
         self.lanes[axis] = np.minimum(other, ended), np.maximum(other, ended)
         self.carried[axis] = begun + queued + busy
@@ -137,22 +139,40 @@ class Clocks:
         hop = pieces / 2 * max(2 * path.latency + first, 2 * piece)
         if axis == "world" and fabric.ranks_per_node > 1:
             hop = max(hop, fabric.inside(nbytes))
-        seconds, at = 0.0, float(self.start(ready, axis).max())
-        for done in range(1, hops + 1):
-            lost = self.confirm((axis, 1), at + seconds, nbytes, path, width)
-            seconds += hop + lost
-            if not lost or done == SETTLED:
-                seconds += (hops - done) * (hop + lost)
-                break
-        seconds += turns * min(2 * path.latency, piece)
+        begun = float(self.start(ready, axis).max())
+        turn = [*[hop] * (fabric.size(axis) - 2), hop + min(2 * path.latency, piece)]
+        seconds = self._hops(begun, turns * turn, nbytes, path, width, axis)
         carried = hops * path.per_byte * nbytes
         if path.latency < FAR:
-            passing = self._pass(float(self.start(ready, axis).max()), carried)
+            passing = self._pass(begun, carried)
             seconds, carried = seconds + passing - carried, passing
         ended = self.collective(ready, seconds, axis, carried)
         used = self.windows[axis, 1]
         used.last = max(used.last, float(ended.max()) - path.latency)  # of its last bytes
         return ended
+
+    def _hops(
+        self, at: float, hops: list[float], nbytes: float, path: Path, width: int, axis: Axis
+    ) -> float:
+        """Return the seconds of a ring from ``at`` on whose ``hops`` take these alone.
+
+        On far links messages wait for TCP's confirmations, and behind one of another ring that is
+        passing as they leave.
+        """
+        if path.latency < FAR:
+            return sum(hops)
+        before, own = [each for each in self.passing[axis] if each[1] > at], []
+        seconds = lost = 0.0
+        for hop in hops[:SETTLED]:
+            lost = self.confirm((axis, 1), at + seconds, nbytes, path, width)
+            leaves = at + seconds + path.latency  # once the word of the receive has come
+            for begun, ended in before:
+                if begun <= leaves < ended:
+                    leaves, seconds = ended, seconds + ended - leaves
+            own.append((leaves, leaves + path.per_byte * nbytes))
+            seconds += hop + lost
+        self.passing[axis] = sorted(before + own)
+        return seconds + sum(hop + lost for hop in hops[SETTLED:])
 
     def all_reduce(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         """Return the end of an all-reduce: 2 (n-1) hops of 1/n."""
