@@ -55,14 +55,15 @@ $(DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 # First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
-# kernels, by two workers, since each one compiles what it does not find on disk: 31 s instead of 54
-# by eight. Then what else runs in threads, eight at a time since many of these tests wait for heartbeats; then what
-# starts processes, three at a time (file by file, so that what a module's tests share is set up
-# once, and the longest files first, which pytest-xdist would take for short: they have few tests);
-# last, one by one, what measures times.
+# kernels, by two workers, since each one compiles what it does not find on disk, and the examples
+# of docstrings, for which each one imports all of offbeat. Then what else runs in threads, eight at
+# a time since many of these tests wait for heartbeats; then what starts processes, three at a time
+# (file by file, so that what a module's tests share is set up once, and the longest files first,
+# which pytest-xdist would take for short: they have few tests); last, one by one, what measures
+# times.
 EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
-KERNELS := tests/kernels tests/hogwild
-OTHERS := $(addprefix --ignore=,$(EQUATIONS) $(KERNELS))
+KERNELS := tests/kernels tests/hogwild src
+OTHERS := tests $(addprefix --ignore=,$(EQUATIONS) $(filter tests/%,$(KERNELS)))
 LONGEST := $(addprefix tests/,integrations device replica test_examples.py compare lab)
 PROCESSES = $(shell grep -rl --include='test_*.py' mark.processes $(LONGEST) tests)
 
