@@ -9,6 +9,7 @@ from torch.optim import SGD
 
 import offbeat
 from offbeat.exchange.algorithm import Auto
+from offbeat.lab.check import PAYLOAD
 from offbeat.replica.switching import autopilot
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
@@ -152,7 +153,16 @@ def test_saves_and_resumes_what_it_has_chosen(link: dict[str, float]) -> None:
         assert names[0].startswith(("local_sgd(every=4)", "Average(every=4"))
 
 
-def test_measures_a_link_without_help() -> None:
+@pytest.mark.parametrize("calls", [1, 2])
+def test_measures_a_link_without_help(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once more, as all do who learn at its end that a rank was lost."""
+    measure = autopilot.Autopilot.measure
+
+    def several(pilot: autopilot.Autopilot) -> dict[str, Any]:
+        return [measure(pilot) for _ in range(calls)][-1]
+
+    monkeypatch.setattr(autopilot.Autopilot, "measure", several)
+
     def work(world: World) -> dict[str, Any]:
         model = Quadratic()
         optimizer = SGD(model.parameters(), lr=0.05)
@@ -165,6 +175,15 @@ def test_measures_a_link_without_help() -> None:
     decision = ThreadWorld(2).run(work)[0]
     assert 1e7 < decision["rate"] < 1e13
     assert 1e-6 < decision["latency"] < 1
+
+
+def test_a_rate_that_a_pause_hides_is_not_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far links: the bytes take less time than the round trip varies."""
+    found = {1: 0.0501, 2**18: 0.05}
+    monkeypatch.setattr(autopilot, "_seconds", lambda group, numel: found[numel])
+    latency, rate = autopilot._measure_link(None, 10**9)  # type: ignore[arg-type]
+    assert latency == 0.0501 / 2
+    assert rate * PAYLOAD == pytest.approx(8 * 4 * (2**18 - 1) / 0.005)
 
 
 def test_texts() -> None:

@@ -16,7 +16,7 @@ from offbeat.transport.collectives import AT_ONCE
 from offbeat.transport.world import Axis
 
 Array = NDArray[np.float64]
-SETTLED = 16  # hops after which windows have grown as far as they do
+FOLLOWED = 64  # hops on far links that are followed one by one; the others are like the last
 GLOO_SEGMENT = 2**20  # bytes of a message of a ring, at most; two are on their way
 
 
@@ -163,7 +163,7 @@ class Clocks:
             return sum(hops)
         before, own = [each for each in self.passing[axis] if each[1] > at], []
         seconds = lost = 0.0
-        for hop in hops[:SETTLED]:
+        for hop in hops[:FOLLOWED]:
             lost = self.confirm((axis, 1), at + seconds, nbytes, path, width)
             leaves = at + seconds + path.latency  # once the word of the receive has come
             for begun, ended in before:
@@ -172,7 +172,7 @@ class Clocks:
             own.append((leaves, leaves + path.per_byte * nbytes))
             seconds += hop + lost
         self.passing[axis] = sorted(before + own)
-        return seconds + sum(hop + lost for hop in hops[SETTLED:])
+        return seconds + sum(hop + lost for hop in hops[FOLLOWED:])
 
     def all_reduce(self, ready: Array, nbytes: int, axis: Axis) -> Array:
         """Return the end of an all-reduce: 2 (n-1) hops of 1/n."""

@@ -27,6 +27,7 @@ FIRST, EVERY = 5, 10  # steps until the first decision, and between later ones a
 SHARE = 0.02  # of the time of a run that later decisions take at most
 LEAST, MOST = 2**14, 2**18  # values of a message that measures the rate
 TRIES = 2
+LEAST_SHARE = 0.1  # of a long message that its bytes take: less is not told from a pause
 WARM_UP = 2  # steps that are not counted: they measure orders and compile
 KEPT = 20  # decisions in stats()
 
@@ -82,7 +83,6 @@ class Autopilot:
         stalled = fmean(each[-1] for each in counted)
         latency, rate = (0.0, 1e12) if control is None else _measure_link(control, numel // 2)
         self._copied = self._copied or _copy_rate()
-        self._times = []
         return {
             "times": times,
             "stalled": stalled,
@@ -121,7 +121,7 @@ class Autopilot:
         chosen: Algorithm = self.candidates[decision["chosen"]]
         self.decisions = [*self.decisions[1 - KEPT :], decision]
         self._recorder.decided(decision)
-        self._next = decision["next"]
+        self._next, self._times = decision["next"], []  # now: after a loss all measure again
         if self._members.world.rank == self._members.world.ranks[0]:
             _log.info("%s", _line(decision))
         return chosen.chosen_by(self._auto)
@@ -149,23 +149,25 @@ def _measure_link(group: Group, numel: int) -> tuple[float, float]:
     """Return seconds of a message without bytes, and the bits per second of a link.
 
     From messages of one and of many values, of each rank to the next one, each of which waits for
-    the word of its receiver.
+    the word of its receiver. The fastest of each counts: other load, and windows of TCP that have
+    not grown yet, only add time.
     """
     many = min(max(numel, LEAST), MOST)
     few, all_of = _seconds(group, 1), _seconds(group, many)
-    return few / 2, 8 * 4 * (many - 1) / max(all_of - few, 1e-6) / PAYLOAD
+    passing = max(all_of - few, LEAST_SHARE * all_of)
+    return few / 2, 8 * 4 * (many - 1) / passing / PAYLOAD
 
 
 def _seconds(group: Group, numel: int) -> float:
     device, size = message_device(group), group.size
     sent, received = torch.zeros(numel, device=device), torch.empty(numel, device=device)
     after, before = (group.rank + 1) % size, (group.rank - 1) % size
-    started = 0.0
-    for tries in range(1 + TRIES):  # without a pause, in which tokens of a shaped link would gather
-        if tries == 1:  # no rank is late any more, and the window of TCP has grown
-            started = time.perf_counter()
+    times = []
+    for _ in range(1 + TRIES):  # without a pause, in which tokens of a shaped link would gather
+        started = time.perf_counter()
         exchange([(after, sent)], [(before, received)], group).wait()
-    return (time.perf_counter() - started) / TRIES
+        times.append(time.perf_counter() - started)
+    return min(times[1:])  # no rank is late any more
 
 
 def _copy_rate() -> float:
