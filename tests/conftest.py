@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch.nn.parallel import DistributedDataParallel
 
 from offbeat.liveness.heartbeats import crossed_waits, heartbeat
@@ -22,6 +23,10 @@ from offbeat.replica.replica import Replica
 collect_ignore = ["conftest.py", "preloaded.py", "kernels/compile_for_gpus.py"]
 # Scripts of ranks, which import frameworks for seconds.
 collect_ignore_glob = ["integrations/*_cases.py"]
+
+# Eight workers share two cores: an example may wait for its turn longer than it takes.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
