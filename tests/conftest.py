@@ -24,7 +24,7 @@ collect_ignore = ["conftest.py", "preloaded.py", "kernels/compile_for_gpus.py"]
 # Scripts of ranks, which import frameworks for seconds.
 collect_ignore_glob = ["integrations/*_cases.py"]
 
-# Eight workers share two cores: an example may wait for its turn longer than it takes.
+# On a busy machine an example waits for its turn, and the first one may compile a kernel.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 

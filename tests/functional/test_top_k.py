@@ -71,7 +71,7 @@ def test_selects_the_largest_magnitudes(select: Select, numel: int, density: flo
     levels=st.integers(1, 50),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_selects_k_distinct_entries_whatever_ties(
     select: Select, numel: int, share: float, zeros: float, levels: int, seed: int
 ) -> None:
@@ -93,7 +93,7 @@ def test_selects_k_distinct_entries_whatever_ties(
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_machine_code_selects_in_all_blocks_what_torch_does(
     sizes: list[int], levels: int, broken: float | None, dtype: torch.dtype, seed: int
 ) -> None:

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite.binding import FeatureMap
 
@@ -17,7 +17,6 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None)  # the first one compiles
 @given(
     size=st.integers(1, 9),
     lengths=st.lists(st.integers(1, 600), max_size=4),
@@ -53,7 +52,6 @@ def test_every_float16_is_read_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gram.isfinite()
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 9), layers=st.integers(1, 4), seed=st.integers(0, 2**16))
 def test_both_ways_judge_alike(size: int, layers: int, seed: int) -> None:
     torch.manual_seed(seed)

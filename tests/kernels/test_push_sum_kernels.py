@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -38,7 +38,6 @@ def exchanged(
 
 
 @wires
-@settings(deadline=None)  # the first one compiles
 @given(
     numel=st.one_of(st.integers(0, 200), st.integers(0, 4 * push_sum.CHUNK)),
     receivers=st.integers(1, 3),
@@ -60,7 +59,6 @@ def test_both_ways_agree(
 
 @pytest.mark.parametrize("way", [FAST, SLOW], ids=["numba", "torch"])
 @wires
-@settings(deadline=None)
 @given(
     numel=st.integers(0, 200),
     receivers=st.integers(1, 3),
@@ -95,7 +93,6 @@ def test_both_passes_at_once_are_the_two_bit_for_bit(
         assert torch.equal(one, two)
 
 
-@settings(deadline=None)
 @given(numel=st.integers(1, 200), receivers=st.integers(1, 3), seed=st.integers(0, 2**16))
 def test_the_error_of_the_cast_stays_with_the_sender(numel: int, receivers: int, seed: int) -> None:
     torch.manual_seed(seed)

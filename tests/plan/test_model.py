@@ -242,7 +242,7 @@ def test_a_staged_exchange_is_that_of_a_naive_simulation() -> None:
         np.testing.assert_allclose(ended.now.ravel(), times, rtol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     text=st.sampled_from(METHODS + INSIDE),
     nodes=st.sampled_from([2, 4, 8]),

@@ -33,7 +33,7 @@ from reference.participants import Nodes
 
 UNEQUAL: Nodes = ((0, 1, 2), (3,), (4, 5))
 SCATTERED: Nodes = ((4, 0, 2), (1, 5), (3, 6, 7))  # ranks as some launcher dealt them
-examples = settings(deadline=None, max_examples=60)  # the machine may be busy
+examples = settings(max_examples=60)
 
 
 def world_of(nodes: Nodes, rank: int) -> World:

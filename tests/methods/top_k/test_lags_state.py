@@ -130,7 +130,7 @@ def test_a_parameter_used_twice_loses_nothing(text: str) -> None:
     whole=st.booleans(),
     wire=st.sampled_from([None, "bf16", "fp16"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_layer_travels_once_and_messages_are_as_large_as_asked_for(
     sizes: list[int],
     dtypes: list[torch.dtype],
