@@ -72,6 +72,15 @@ def test_messages_of_two_rings_that_meet_on_a_far_link_pass_one_after_the_other(
     assert ends(0.15, 40_000) == pytest.approx([alone(80_000), 0.15 + alone(40_000)])
 
 
+def test_rings_over_connections_that_lose_packets_pass_one_after_the_other() -> None:
+    """Two at once have the windows of one."""
+    clocks = Clocks(Fabric(nodes=2, rate=1e9, latency=0.05, loss=0.001), profile(40_000))
+    zeros = np.zeros_like(clocks.now)
+    first, second = (float(clocks.ring(zeros, 4e6, "world", 2).max()) for _ in range(2))
+    assert first > 8e6 / lossy(0.001, 0.1) * 0.1
+    assert second == pytest.approx(2 * first, rel=0.01)
+
+
 @pytest.mark.parametrize("text", METHODS)
 def test_two_sites_of_one_node_are_two_far_nodes(text: str) -> None:
     found = profile(40_000, 300_000, 500, speeds=Speeds.of_bandwidth(1e10))

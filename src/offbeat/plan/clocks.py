@@ -142,7 +142,8 @@ class Clocks:
         begun = float(self.start(ready, axis).max())
         turn = [*[hop] * (fabric.size(axis) - 2), hop + min(2 * path.latency, piece)]
         seconds = self._hops(begun, turns * turn, nbytes, path, width, axis)
-        carried = hops * path.per_byte * nbytes
+        # Connections that lose packets are in use all the time, by one ring after the other.
+        carried = seconds if fabric.loss else hops * path.per_byte * nbytes
         if path.latency < FAR:
             passing = self._pass(begun, carried)
             seconds, carried = seconds + passing - carried, passing
