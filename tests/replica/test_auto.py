@@ -44,6 +44,17 @@ def train(replica: offbeat.Replica, optimizer: SGD, until: int) -> list[str]:
     return names
 
 
+def decided(world: World, text: str, steps: int) -> list[dict[str, Any]]:
+    """Return the decisions of a run."""
+    model = Quadratic()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, optimizer=optimizer)
+    train(replica, optimizer, steps)
+    decisions: list[dict[str, Any]] = replica.stats()["auto"]
+    replica.detach()
+    return decisions
+
+
 def test_decides_again_when_the_rate_changes(
     link: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,16 +102,8 @@ def test_the_next_one_decides_where_the_first_rank_is_lost(monkeypatch: pytest.M
 
     monkeypatch.setattr(autopilot.Autopilot, "choose", decide)
 
-    def work(world: World) -> list[int]:
-        model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=0.05)
-        replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
-        train(replica, optimizer, 8)
-        decisions = replica.stats()["auto"]
-        replica.detach()
-        return [decision["step"] for decision in decisions]
-
-    assert ThreadWorld(2).run(work) == [[6], [6]]
+    for decisions in ThreadWorld(2).run(lambda world: decided(world, TEXT, 8)):
+        assert [decision["step"] for decision in decisions] == [6]
     assert calls == [6, 6]
 
 
@@ -109,17 +112,8 @@ def test_decides_as_often_as_costs_a_share_of_the_run(
 ) -> None:
     link["latency"] = 1.0  # a step of local_sgd(every=4) then takes about a second
 
-    def work(world: World) -> list[dict[str, Any]]:
-        model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=0.05)
-        replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
-        train(replica, optimizer, 12)
-        decisions = replica.stats()["auto"]
-        replica.detach()
-        return decisions
-
     monkeypatch.setattr(autopilot, "SHARE", 1e-5)
-    for (decision,) in ThreadWorld(3).run(work):
+    for (decision,) in ThreadWorld(3).run(lambda world: decided(world, TEXT, 12)):
         share = decision["cost"] / (decision["next"] - decision["step"])
         chosen = decision["seconds"]["local_sgd(every=4)"]
         assert decision["next"] > 12
@@ -163,16 +157,7 @@ def test_measures_a_link_without_help(calls: int, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(autopilot.Autopilot, "measure", several)
 
-    def work(world: World) -> dict[str, Any]:
-        model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=0.05)
-        replica = offbeat.replicate(model, offbeat.auto(), mesh=world, optimizer=optimizer)
-        train(replica, optimizer, autopilot.FIRST)
-        (decision,) = replica.stats()["auto"]
-        replica.detach()
-        return decision
-
-    decision = ThreadWorld(2).run(work)[0]
+    ((decision,), _) = ThreadWorld(2).run(lambda world: decided(world, "auto", autopilot.FIRST))
     assert 1e7 < decision["rate"] < 1e13
     assert 1e-6 < decision["latency"] < 1
 
