@@ -1,6 +1,7 @@
 """All-gathers go to all members at once where these are few and it is little, else in a ring."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,13 +62,9 @@ def test_both_ways_gather_the_same(
     ("size", "numel", "connections"),
     [(2, 1, 1), (FEW, 37, 1), (FEW, 37, 4), (FEW, SHARE, 4), (MANY, 1, 1), (MANY, 37, 1)],
 )
-def test_a_sum_at_once_is_that_of_an_all_reduce(
-    size: int, numel: int, connections: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OFFBEAT_CONNECTIONS", str(connections))
-
+def test_a_sum_at_once_is_that_of_an_all_reduce(size: int, numel: int, connections: int) -> None:
     def work(world: World) -> tuple[Tensor, int]:
-        links = Links.connect(world)
+        links = Links.connect(replace(world, connections=connections))
         group = links.open("world", peers=())
         assert group is not None
         tensor = torch.arange(numel, dtype=torch.float64) * 3.0**world.rank

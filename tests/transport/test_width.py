@@ -3,17 +3,16 @@
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 import offbeat
-from offbeat.attach.checks import difference, fingerprint
-from offbeat.attach.slots import SlotFiller
-from offbeat.exchange import Exchanged
+from crowd import Crowd
 from offbeat.testing import ThreadWorld, simulate
 from offbeat.transport import collectives
 from offbeat.transport.group import Group
@@ -48,14 +47,11 @@ def test_pieces_use_all_connections_alike(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_collectives_and_messages_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, size: int, draws: random.Random
-) -> None:
-    monkeypatch.setenv(CONNECTIONS, str(WIDTH))
+def test_collectives_and_messages_are_the_same(size: int, draws: random.Random) -> None:
     inputs = torch.randn(3, size, generator=torch.Generator().manual_seed(draws.getrandbits(32)))
 
     def work(world: World) -> list[Tensor]:
-        links, rank = Links.connect(world), world.rank
+        links, rank = Links.connect(replace(world, connections=WIDTH)), world.rank
         group = links.open("world")
         assert group is not None
         assert group.connections == WIDTH
@@ -108,18 +104,77 @@ def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> N
     assert sockets() <= before + 3  # all are closed
 
 
+def widths(replica: offbeat.Replica) -> dict[str, set[int]]:
+    """Return how many connections the groups of each axis have."""
+    links, found = replica._connection.links, dict[str, set[int]]()
+    assert links is not None
+    for group in links.opened:
+        found.setdefault(group.axis, set()).add(group.connections)
+    return found
+
+
+def test_the_argument_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between nodes, not inside one."""
+    monkeypatch.setenv(CONNECTIONS, "8")
+
+    def work(world: World) -> dict[str, set[int]]:
+        model, recipe = torch.nn.Linear(2, 1), offbeat.sgp(within="local")
+        replica = offbeat.replicate(model, recipe, mesh=world, connections=WIDTH)
+        found = widths(replica)
+        replica.detach()
+        return found
+
+    for found in ThreadWorld(nodes=[[0, 1], [2, 3]]).run(work):
+        assert found == {"world": {WIDTH}, "node": {WIDTH}, "local": {1}}
+
+
+def test_a_rank_that_joins_has_as_many() -> None:
+    def work(world: World) -> dict[str, set[int]]:
+        model, recipe = torch.nn.Linear(2, 1), offbeat.sgp()
+        replica = offbeat.replicate(model, recipe, mesh=world, elastic=True, connections=WIDTH)
+        while not replica.joined:
+            replica.step()
+        found = widths(replica)
+        replica.finish()
+        replica.detach()
+        return found
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer())
+    with pytest.warns(RuntimeWarning, match="has joined"):
+        assert crowd.all() == 3 * [{"world": {WIDTH}}]
+
+
 @pytest.mark.fault(
-    "OFFBEAT_CONNECTIONS is no number, or differs between ranks", "ValueError on all ranks"
+    "the number of connections is no number, or differs between ranks", "ValueError on all ranks"
 )
-def test_wrong_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, texts = Exchanged(torch.nn.Linear(2, 1)), []
-    for number in ("1", "8"):
-        monkeypatch.setenv(CONNECTIONS, number)
-        texts.append(fingerprint(SlotFiller(offbeat.ddp(), model, (), None, []), None))
-    assert difference(*texts) == "OFFBEAT_CONNECTIONS is 1 here and 8 there"
-    for wrong in ("0", "65", "-1", "many", ""):
-        monkeypatch.setenv(CONNECTIONS, wrong)
-        with pytest.raises(ValueError, match="expected a number of connections from 1 to 64"):
-            ThreadWorld(2).run(
-                lambda world: offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp(), mesh=world)
-            )
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ((1, 8), "ranks 0 and 1 differ: the number of connections is 1 here and 8 there"),
+        *(
+            ((2, wrong), f"rank 1: connections is '{wrong}', expected a number of connections from")
+            for wrong in (0, 65, -1, 1.0, True)
+        ),
+    ],
+)
+def test_wrong_arguments_are_told(numbers: tuple[int, int], told: str, elastic: bool) -> None:
+    def work(world: World) -> str:
+        given: dict[str, Any] = {"connections": numbers[world.rank], "elastic": elastic}
+        with pytest.raises(ValueError, match="connections is") as raised:
+            offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp(), mesh=world, **given)
+        return str(raised.value)
+
+    first, second = ThreadWorld(2).run(work)
+    assert first == second
+    assert first.startswith(told)
+
+
+@pytest.mark.parametrize("wrong", ["0", "many", ""])
+def test_wrong_variables_are_told(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv(CONNECTIONS, wrong)
+    with pytest.raises(ValueError, match=f"rank 0: OFFBEAT_CONNECTIONS is '{wrong}', expected"):
+        ThreadWorld(2).run(
+            lambda world: offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp(), mesh=world)
+        )

@@ -14,7 +14,7 @@ from offbeat.attach.overlap import overlap
 from offbeat.attach.slots import SlotFiller
 from offbeat.exchange import Exchanged
 from offbeat.exchange.sharding import is_flattened, is_sharded, local, placed, sharding_fault
-from offbeat.transport.links import CONNECTIONS, connections
+from offbeat.transport.links import connections
 from offbeat.transport.world import World
 from offbeat.version import __version__
 
@@ -27,7 +27,7 @@ _WHOLE = {
     "elastic": "elastic is",
     "waits": "elastic runs with a scaler, weights or parameters of no optimizer are",
     "weighted": "weighted is",
-    "connections": f"{CONNECTIONS} is",
+    "connections": "the number of connections is",
 }
 
 Fingerprint = dict[str, Any]
@@ -156,7 +156,7 @@ def fingerprint(filler: SlotFiller, nodes: object) -> Fingerprint:
         "elastic": str(filler.is_elastic),
         "waits": str(filler.is_elastic and not filler.heals),
         "weighted": str(filler.samples is not None),
-        "connections": str(connections()),
+        "connections": str(connections(filler.connections)),
     }
 
 

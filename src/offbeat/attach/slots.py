@@ -61,7 +61,7 @@ class SlotFiller:
     ``transaction``: see :meth:`offbeat.Site.commit`, and ``arrival`` is that of gradients.
     ``registered``: objects whose states a rank that joins gets, ``received`` the states that this
     one has got, and ``saved`` the objects whose states the replica saves, by name. ``samples``:
-    what steps stand for, in a run with weights.
+    what steps stand for, in a run with weights. ``connections``: as :func:`offbeat.replicate` got.
     """
 
     algorithm: Algorithm
@@ -76,6 +76,7 @@ class SlotFiller:
     received: dict[str, Any] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)
     samples: Samples | None = None
+    connections: int | None = None
 
     @property
     def exchanges_again(self) -> bool:

@@ -5,6 +5,7 @@ A rank that raised for itself would leave the others waiting for it.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -39,13 +40,13 @@ def connect(
     given, fault = None, argument_fault(filler)
     try:
         given = given_world(mesh)
-        connections()
     except ValueError as error:
         fault = fault or str(error)
     try:
         world = given or World.of([range(default_group().size())])
     except ValueError as error:  # there is nobody to tell
         raise ValueError(fault or str(error)) from None
+    world = world if fault else replace(world, connections=connections(filler.connections))
     fault = fault or model_fault(filler.model)
     if world.group is not None:
         release_in_defaults(world.group)
@@ -63,7 +64,8 @@ def connect(
     links = Links.connect(world, run, meter)
     try:
         hosts = _agree(links, fault, given, filler)
-        links.world = given or World.on_hosts(hosts)
+        nodes = world.nodes if given else World.on_hosts(hosts).nodes
+        links.world = replace(world, nodes=nodes)
     except BaseException:
         links.end_run()
         links.close()
@@ -92,6 +94,10 @@ def argument_fault(filler: SlotFiller) -> str | None:
             f"the algorithm is {algorithm!r}, expected what a recipe returns, for example "
             "offbeat.sgp() or offbeat.algorithm('sgp')"
         )
+    try:
+        connections(filler.connections)
+    except ValueError as error:
+        return str(error)
     return model.fault()
 
 

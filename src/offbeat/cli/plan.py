@@ -63,7 +63,7 @@ Latency = Annotated[
     ),
 ]
 Connections = Annotated[
-    int, typer.Option(metavar="N", help="Connections of two nodes, as OFFBEAT_CONNECTIONS.")
+    int, typer.Option(metavar="N", help="Connections of two nodes, as in replicate().")
 ]
 Inside = Annotated[
     str, typer.Option(metavar="RATE", help="Rate between the ranks of a node, in each direction.")

@@ -27,7 +27,8 @@ _FAR = (
     "ddp, lags and adasum suffer, which wait for several messages in every step, and local_sgd a "
     "little; sgp(overlap=1) and diloco(delay=...) send behind training. Rare messages pass "
     "sooner after sysctl -w net.ipv4.tcp_slow_start_after_idle=0 on every node. Where packets are "
-    "lost, set OFFBEAT_CONNECTIONS=8: offbeat plan --loss 0.1% --connections 8 predicts its gain"
+    "lost, replicate(connections=8) divides messages: offbeat plan --loss 0.1% --connections 8 "
+    "predicts its gain"
 )
 
 

@@ -50,7 +50,7 @@ class Fabric:
         full_duplex: whether links carry both directions at once.
         loss: the share of packets that is lost; with sites, between them.
         burst: bytes that a link passes above its rate after a pause.
-        connections: how many two nodes have (``OFFBEAT_CONNECTIONS``).
+        connections: how many two ranks of different nodes have, as in :func:`offbeat.replicate`.
         sites: of the nodes, and the links between them, if there are several.
 
     >>> Fabric(nodes=4, rate=8e6 / PAYLOAD, latency=1e-3).hop("world", 10_000)

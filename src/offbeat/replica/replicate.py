@@ -28,6 +28,7 @@ from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.replica import Replica
 from offbeat.transport.collectives import copy_from_first
+from offbeat.transport.links import connections
 from offbeat.transport.run.rendezvous import VARIABLE
 from offbeat.transport.small_gathers import raise_alike
 from offbeat.transport.world import World
@@ -45,6 +46,7 @@ def replicate(
     ignore: Collection[str | nn.Module] = (),
     elastic: bool = False,
     weighted: bool = False,
+    connections: int | None = None,
 ) -> Replica:
     r"""Connect ``model`` with its copies on all other ranks, in place: nothing is wrapped.
 
@@ -89,6 +91,9 @@ def replicate(
         weighted: True lets :meth:`Replica.set_weight` say how many samples the steps of a rank
             stand for, and :meth:`Replica.uneven` let ranks run out of data. One small gather more
             in every exchange.
+        connections: how many connections of Gloo two ranks of different nodes have in each process
+            group, from 1 to 64: among them they divide messages of more than 64 KiB for each. 8 on
+            far links that lose packets; by default ``OFFBEAT_CONNECTIONS``, or 1.
 
     Raises:
         ValueError: the same on all ranks, if anything differs between them or cannot be
@@ -106,7 +111,11 @@ def replicate(
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ())
     exchanged = Exchanged(model, ignore)
     samples = Samples() if weighted else None
-    filler = SlotFiller(algorithm, exchanged, given, scaler, [], elastic, samples=samples)
+    filler = SlotFiller(
+        *(algorithm, exchanged, given, scaler, [], elastic),
+        samples=samples,
+        connections=connections,
+    )
     if isinstance(algorithm, Algorithm) and (algorithm.auto or algorithm.then):
         for device in {parameter.device for parameter in exchanged.trained.values()}:
             load_kernels(device)  # before others wait for this rank
@@ -119,11 +128,12 @@ def replicate(
 
 def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     model = filler.model
-    run, node = 0, None
-    in_shards = filler.is_elastic and not argument_fault(filler) and model.is_sharded
+    run, node, is_sound = 0, None, not argument_fault(filler)
+    in_shards = filler.is_elastic and is_sound and model.is_sharded
     as_nodes = filler.is_elastic and takes_part_as_nodes(filler.algorithm) and not in_shards
     # Without a process group, whose ranks are fixed, one script serves a start and a restart.
     if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
+        mesh = replace(mesh, connections=connections(filler.connections)) if is_sound else mesh
         node = Node.meet(mesh) if as_nodes or in_shards else None
         attempts = JoinAttempts(mesh, filler)
         if node is None:

@@ -37,16 +37,18 @@ LET_GO = 0.25  # seconds for the end of a thread that connects, after a loss
 RECONNECT = 30.0  # seconds in which the ranks must connect after a loss or a join
 
 
-def connections() -> int:
-    """Return how many connections two ranks of different nodes have, as OFFBEAT_CONNECTIONS says.
+def connections(given: int | None) -> int:
+    """Return how many two ranks of different nodes have: ``given``, or as OFFBEAT_CONNECTIONS says.
 
     Raises ``ValueError`` for what is no such number.
     """
-    text = os.environ.get(CONNECTIONS, "1")
+    name, text = "connections", str(given)
+    if given is None:
+        name, text = CONNECTIONS, os.environ.get(CONNECTIONS, "1")
     if not text.isdecimal() or not 1 <= int(text) <= MOST:
         raise ValueError(
-            f"{CONNECTIONS} is {text!r}, expected a number of connections from 1 to {MOST}, for "
-            "example 8 between sites that are 100 ms apart"
+            f"{name} is {text!r}, expected a number of connections from 1 to {MOST}, for example 8 "
+            "between sites that are 100 ms apart"
         )
     return int(text)
 
@@ -192,7 +194,7 @@ class Links:
             return None
         assert self.world.opener is not None, "a layout without an opener cannot connect"
         place, size = members.index(self.world.rank), len(members)
-        width = 1 if axis == "local" else connections()
+        width = 1 if axis == "local" else self.world.connections
         connected = None if peers is None else sorted({*lazy_peers(place, size, width), *peers})
         # A connection more per rank costs a large world seconds; after a loss it is one for each
         # opening, since one that was abandoned leaves a client of no use.

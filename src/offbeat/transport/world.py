@@ -66,6 +66,7 @@ class World:
         is_part: whether ranks of the process group, as of other pipeline stages, take no part.
         prefix: prefix of all keys in the store.
         store_returns: whether the store may be ended and started again at its address.
+        connections: how many two ranks of different nodes have in each process group.
 
     >>> from torch.distributed import HashStore
     >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)
@@ -83,6 +84,7 @@ class World:
     is_part: bool = False
     prefix: str = PREFIX
     store_returns: bool = False
+    connections: int = 1
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` unless each rank is on exactly one node."""
