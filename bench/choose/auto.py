@@ -27,7 +27,8 @@ from offbeat.recipes.auto import CANDIDATES
 
 WORKERS, PAUSE, WIDTH = 4, 0.04, 156  # seconds of computing, and 0.8 MB
 LATENCIES, SLOW, NEAR, CELLS = (None, "25ms"), (1.0, 2.0), 1.1, 12
-LEAD, COUNTED = 8, 8  # steps of a fixed recipe after a switch, and those that count, at least
+LEAD, COUNTED = 8, 8  # steps of a fixed recipe after a switch, at least, and of ddp that count
+TURNS = 3  # of all candidates
 SETTLE = 2.0  # seconds between them, in which TCP's windows grow
 RUN, START, WINDOW = 1000, 64, 64  # steps of a run: the first are timed, and some for the others
 HEADINGS = ("links", *CANDIDATES, "auto", "over the best", "its last choice")
@@ -57,7 +58,7 @@ class Raced:
     fixed: dict[str, float]
     auto: float
     decisions: list[dict[str, Any]]
-    switches: list[float]  # the cost of each, in steps of ddp
+    switches: dict[str, list[float]]  # to a candidate and back, in steps of ddp
 
     @property
     def over_best(self) -> float:
@@ -84,33 +85,45 @@ class Trained:
         self.replica.step()
 
 
-def fixed(cell: Cell) -> tuple[dict[str, float], list[float]]:
-    """Seconds of a run under each candidate, and what switches cost at the quieter of two times."""
-    (seconds, costs), (more, others) = in_turn(cell), in_turn(cell)
-    return {t: fmean((seconds[t], more[t])) for t in seconds}, [*map(min, costs, others)]
+def fixed(cell: Cell) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Seconds of a run under each candidate, and what a switch to it and back costs, in steps."""
+    turns = [in_turn(cell) for _ in range(TURNS)]
+    starts, steps, spans = zip(*turns, strict=True)
+    seconds = {t: fmean(starts) + RUN * fmean(each[t] for each in steps) for t in CANDIDATES}
+    # Of the quietest times: other load only adds.
+    step = {text: min(each[text] for each in steps) for text in CANDIDATES}
+    ddp, costs = step[CANDIDATES[0]], dict[str, list[float]]()
+    for text in spans[0]:
+        into, back = map(min, zip(*(each[text] for each in spans), strict=True))
+        rests = into - lead(text) * step[text], back - LEAD * ddp
+        costs[text] = [max(0.0, rest) / ddp for rest in rests]
+    return seconds, costs
 
 
-def in_turn(cell: Cell) -> tuple[dict[str, float], list[float]]:
-    """Seconds of a run under each candidate, in turn from one replica, and the cost of switches."""
+def in_turn(cell: Cell) -> tuple[float, dict[str, float], dict[str, tuple[float, float]]]:
+    """Seconds of a start, of a step under each candidate, and of switches to it and back."""
     first, *others = CANDIDATES
-    run, steps, costs = Trained(first, cell), dict[str, float](), list[float]()
+    run, steps, spans = Trained(first, cell), dict[str, float](), dict[str, tuple[float, float]]()
     began = run.seconds(LEAD)
     steps[first] = run.seconds(COUNTED) / COUNTED
     start = began - LEAD * steps[first]  # connections of a first step, which all runs have
     for text in others:
-        every = getattr(offbeat.algorithm(text).parameters, "every", 1)
-        lead, counted = max(LEAD, every), max(COUNTED, every)  # with as many exchanges
-        began = run.seconds(lead, first=partial(run.replica.switch, text))
-        run.seconds(lead * ceil(SETTLE / began))
-        steps[text] = run.seconds(counted) / counted
-        costs.append(max(0.0, began - lead * steps[text]) / steps[first])
+        into = run.seconds(lead(text), first=partial(run.replica.switch, text))
+        run.seconds(lead(text) * ceil(SETTLE / into))
+        steps[text] = run.seconds(lead(text)) / lead(text)
+        spans[text] = into, run.seconds(LEAD, first=partial(run.replica.switch, first))
     run.replica.detach()
-    return {text: start + RUN * step for text, step in steps.items()}, costs
+    return start, steps, spans
+
+
+def lead(text: str) -> int:
+    """Steps of a recipe after a switch: as many as hold an exchange."""
+    return max(LEAD, getattr(offbeat.algorithm(text).parameters, "every", 1))
 
 
 def race(cell: Cell) -> Raced:
     """A run under every candidate and under ``auto``, or with a drop under ``auto`` alone."""
-    known = fixed(cell) if cell.drop is None else ({}, [])
+    known = fixed(cell) if cell.drop is None else ({}, {})
     run = Trained("auto", cell)
     if cell.drop is None:
         seconds = run.seconds(START) + of_rest(run.seconds(WINDOW), run.replica.stats()["auto"])
@@ -176,7 +189,7 @@ def app(rates: str = "25mbit,100mbit,1gbit") -> Result:
     near = sum(raced.over_best <= NEAR for raced in found.values())
     fast = Cell(rates.split(",")[-1], None, 1.0)
     over_ddp = found[fast].auto / found[fast].fixed[CANDIDATES[0]]
-    switches = [cost for raced in found.values() for cost in raced.switches]
+    switches = [c for raced in found.values() for both in raced.switches.values() for c in both]
     claims = [
         Claim(f"auto takes at most {NEAR} times as long as the best", f"{CELLS} cells",
               f"{near} of {len(found)}, {max(r.over_best for r in found.values()):.3f} x at most",

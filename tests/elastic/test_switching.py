@@ -37,10 +37,9 @@ def expected(first: str, in_average: bool) -> Array:
     optimizers = [sgd(model) for model in models]
     others = [model for rank, model in enumerate(models) if rank != VICTIM]
     for step in range(STEPS):
-        is_ddp = (step < AT) == (first == "ddp")
-        members = models if step < AT else others
-        if step == AT:
-            mean_of(models if in_average else others, lambda parameter: parameter.data)
+        meets = step == AT and first == LOCAL  # the first step of ddp() averages the models
+        is_ddp = (step < AT) == (first == "ddp") and not meets
+        members = models if step < AT or (in_average and meets) else others
         for rank, model in enumerate(models):
             loss(model, rank, step).backward()
         if is_ddp:
@@ -48,7 +47,7 @@ def expected(first: str, in_average: bool) -> Array:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        if not is_ddp and step % 2:
+        if meets or (not is_ddp and step % 2):
             mean_of(members, lambda parameter: parameter.data)
     mean_of(others, lambda parameter: parameter.data)
     return flat(snapshot(others[0]))
@@ -80,7 +79,7 @@ def train(world: World, first: str, second: str, arm: Any) -> tuple[Array, dict[
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("first", "second", "after"),
-    [("ddp", LOCAL, 3), (LOCAL, "ddp", 5)],
+    [("ddp", LOCAL, 3), *((LOCAL, "ddp", after) for after in range(1, 7))],
 )
 @pytest.mark.fault(
     "a rank is lost while the run switches method",

@@ -46,7 +46,9 @@ def switched(
     lr sum_k mean_r v_r), or with the models, if it averages them; and with the velocities: with
     their mean where it keeps more ranks equal than the first. What the first has not sent is added
     to the first gradients: to each rank's own where the second keeps residuals too; else all ranks
-    get the mean.
+    get the mean. After a first that keeps no ranks equal, models are averaged once more before a
+    second that keeps all equal: after the step of each rank by its own gradient, in place of both
+    the mean before it and that of the gradients.
     """
     given = {"nodes": nodes, "lr": lr, "momentum": momentum}
     before = first.method(start, gradient, steps=at, **given)
@@ -58,6 +60,12 @@ def switched(
     if first.drained is not None and second.averages:
         begins = first.drained(start, gradient, steps=at, **given)[-1]
     carried = momentum * velocities[-1]
+    met = np.zeros((0, ranks, start.size))
+    if first.drained is not None and second.equal == 2:
+        models = first.drained(start, gradient, steps=at, **given)[-1]
+        carried = carried + [gradient(rank, z, at) for rank, z in enumerate(models)]
+        begins = (models - lr * carried).mean(axis=0)
+        met, carried, at = np.tile(begins, (1, ranks, 1)), momentum * carried, at + 1
     if second.equal > first.equal:
         carried = np.tile(carried.mean(axis=0), (ranks, 1))
     left = np.zeros_like(carried)
@@ -73,7 +81,7 @@ def switched(
         return g + carried[rank] if k == 0 else g  # v_1 = m v_0 + g
 
     after = second.method(begins, following, steps=steps - at, **given)
-    return np.concatenate([before, after[1:]])
+    return np.concatenate([before, met, after[1:]])
 
 
 def _velocities(

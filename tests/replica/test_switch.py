@@ -106,6 +106,8 @@ PAIRS = [
         *PAIRS,
         (SGP, LOCAL),
         (BIASED, LOCAL),
+        (BIASED, "ddp"),
+        (SGP, LAGS),
         (LOCAL, "diloco(every=3)"),
         (LAGS, LAGS.replace("0.2", "0.5")),
     ],
@@ -237,7 +239,8 @@ def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> 
     before, after, later, opened, names = ThreadWorld(4).run(work)[0]
     assert before == after == later
     assert opened[1] == opened[2], "groups that are not used wait for the next exchange"
-    assert [name.partition("(")[0] for name in names] == 2 * ["ddp", "lags", "TopK", "sgp"]
+    methods = [name.partition("(")[0] for name in names]
+    assert methods == 2 * ["local_sgd", "ddp", "lags", "TopK", "sgp"]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,8 @@ def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> 
         ("ddp", LOCAL, 1),  # ranks agree
         ("sgp", LOCAL, 1 + 1),  # and compare the weights of models that stay as they are
         (LOCAL, "d_psgd", 1 + 2 + 3),  # and average their models, and two buffers, one of integers
-        (LOCAL, "ddp", 1 + 2 + 3 + 2),  # and the state of their optimizers
+        ("daso(every=3)", "ddp", 1 + 2 + 3 + 2),  # and the state of their optimizers
+        (LOCAL, "ddp", 1),  # and the next step averages their models
     ],
 )
 def test_a_switch_takes_few_round_trips(

@@ -64,7 +64,10 @@ def agree(
         _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
     has_unsent = any(brief[9] == "1" for brief in briefly)
     are_equal = all(brief[11] == "1" for brief in briefly)
-    target = _way_to(target, members.algorithm, steps) if has_unsent else target
+    if has_unsent:
+        target = _way_to(target, members.algorithm, steps)
+    elif keeps_equal(target) and not are_equal:
+        target = _averaging_first(members, target, steps)
     known = Compared(model.buffers, is_far=any(brief[10] == "1" for brief in briefly))
     is_alike = len({brief[12:] for brief in briefly}) == 1
     return target, are_equal, known if is_alike else None
@@ -194,8 +197,13 @@ def _may_differ(members: Generation, target: Algorithm) -> bool:
 
 
 def _drained(members: Generation) -> bool:
-    """Merge what is in flight into the models; return whether all are finite, and of one weight."""
+    """Merge what is in flight into the models; return whether those with weights may be averaged.
+
+    These, of push-sum, must be finite, and of one weight: it is divided by the sum of the weights.
+    """
     weight, held = members.parameters.drain(), members.parameters.site.parameters.values()
+    if not isinstance(members.algorithm.parameters, PushSum):
+        return True
     if not all(torch.isfinite(tensor).all() for tensor in held):
         weight = float("nan")
     rows = gather_numbers([weight], members.connection.control)
@@ -204,15 +212,30 @@ def _drained(members: Generation) -> bool:
 
 def _way_to(target: Algorithm, now: Algorithm, steps: int) -> Algorithm:
     """Return ``target``, or what exchanges in its place until residuals are sent."""
-    near, end = now.gradients, steps + 1
+    near = now.gradients
     if near is None or _goes_on(near, target.gradients):
         return target
     if now.then == target and isinstance(near, TopK) and near.density == 1:
         return now if steps < now.end + PATIENCE else target
-    while target.then is not None and target.end <= end:  # it will have ended by then
-        target = target.then
     dense = TopK(density=1.0, over=near.over, units=_units(near))
-    return Algorithm(dense, target.parameters, end=end, then=target)
+    return _before(target, Algorithm(dense, target.parameters), steps)
+
+
+def _before(target: Algorithm, first: Algorithm, steps: int) -> Algorithm:
+    """Return ``first`` for the step after ``steps``, and then what ``target`` is by then."""
+    while target.then is not None and target.end <= steps + 1:
+        target = target.then
+    way = first.until(steps + 1, target)
+    return way if target.auto is None else way.chosen_by(target.auto)
+
+
+def _averaging_first(members: Generation, target: Algorithm, steps: int) -> Algorithm:
+    """Return ``target``, or a step whose exchange is the average of the models before it.
+
+    In place of an average and the first exchange of ``target``, which cost as much each.
+    """
+    first = _before(target, parsed("local_sgd(every=1)"), steps)
+    return first if _may_differ(members, first) else target
 
 
 def _goes_on(now: object, following: object) -> bool:

@@ -32,9 +32,11 @@ class Switched(Participation):
         algorithms have goes on undisturbed. Another one in the parameters slot begins with the
         average of all ranks, as after :meth:`finish`, unless the last step has made them equal;
         if only the new one keeps them so, the state of the optimizers that were passed to
-        ``replicate()`` is averaged too. Before ``local_sgd()`` models may differ: its next exchange
-        is their average. Residuals of gradients go on under an algorithm that has residuals in the
-        same units; before another one, the next step exchanges all that was not sent, uncompressed.
+        ``replicate()`` is averaged too. Between methods that average models over all ranks, before
+        ``local_sgd()`` and before one that keeps models equal they may differ: the next exchange is
+        their average, for the latter in a step of ``local_sgd(every=1)``. Residuals of gradients go
+        on under an algorithm that has residuals in the same units; before another one, the next
+        step exchanges all that was not sent, uncompressed.
 
         Bytes sent: 2 (n-1)/n of the model's for the average, 4 for bfloat16. Raises
         ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
@@ -70,9 +72,10 @@ class Switched(Participation):
 
     def _go_on(self) -> None:
         """Begin the next phase of a schedule, if this one has ended."""
+        is_due = self.algorithm.auto is not None and self._autopilot.is_due(self.steps)
         if (following := self.algorithm.following(self.steps)) is not None:
             self._switch(following)
-        elif self.algorithm.auto is not None and self._autopilot.is_due(self.steps):
+        elif is_due:
             self._switch(self._choose())
 
     @cached_property
