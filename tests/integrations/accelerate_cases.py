@@ -120,6 +120,11 @@ def ddp() -> dict[str, Any]:
     return {"equal": equal(host.own, ours.own), "models_sent_per_step": sent}
 
 
+def chooses() -> dict[str, Any]:
+    found = train("auto")
+    return {"decisions": [each["step"] for each in found.stats["auto"]], "end": flat(found.end)}
+
+
 def resume(algorithm: str) -> dict[str, Any]:
     folder = FOLDER / algorithm
     whole = train(algorithm)
@@ -301,6 +306,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "overflow sgp": lambda: overflow("sgp(overlap=1)"),
     "overflow ddp": lambda: overflow("ddp"),
     "gan": gan,
+    "chooses": chooses,
     "copies": copies,
     "again": again,
     "interrupted": interrupted,

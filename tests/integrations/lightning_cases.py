@@ -180,6 +180,21 @@ def gan_by_gossip() -> dict[str, Any]:
     return {"own": own, "end": digest(model)}
 
 
+def chooses() -> dict[str, Any]:
+    """The decisions of ``auto``, before the replica is detached."""
+
+    class Decisions(Callback):
+        steps: list[int]
+
+        def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+            (replica,) = trainer.strategy.replicas.each
+            self.steps = [decision["step"] for decision in replica.stats()["auto"]]
+
+    found, model = Decisions(), Net()
+    trainer(OffbeatStrategy("auto"), found).fit(model, loader())
+    return {"decisions": found.steps, "end": digest(model)}
+
+
 def resumed(text: str) -> dict[str, Any]:
     """Two epochs at once, and one after the other in new objects, saved during validation."""
     ends, shown, saved = [], [], None
@@ -520,6 +535,7 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (gan_equals_ddp, ()),
     (gan_by_gossip, ()),
     (gan_resumed, ()),
+    (chooses, ()),
     (resumed, ("sgp(overlap=1)",)),
     (resumed, ("local_sgd(every=4)",)),
     (skipped_step, ()),

@@ -45,6 +45,12 @@ def test_all_ranks_step_although_a_scaler_skips(
     assert first["end"] == second["end"]
 
 
+def test_a_run_chooses_its_method(cases: Cases) -> None:
+    first, second = cases["chooses"]
+    assert first == second
+    assert first["decisions"][0] == 5
+
+
 def test_two_models_train_in_turns(cases: Cases) -> None:
     first, second = cases["gan"]
     assert first["ddp"]

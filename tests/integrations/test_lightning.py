@@ -32,6 +32,12 @@ def test_two_networks_gossip_and_agree_in_the_end(cases: dict[str, Ranks]) -> No
     assert first["end"] == second["end"]
 
 
+def test_a_run_chooses_its_method(cases: dict[str, Ranks]) -> None:
+    first, second = cases["chooses"]
+    assert first == second
+    assert first["decisions"][0] == 5
+
+
 def test_a_gan_resumes_with_gradients_that_no_step_used(cases: dict[str, Ranks]) -> None:
     for rank in cases["gan_resumed"]:
         assert rank == {"equal": True}

@@ -24,6 +24,12 @@ def test_logs_show_the_traffic_of_a_step(cases: Cases) -> None:
         assert all(0 < stalled < 10 for stalled in found["stalled"])
 
 
+def test_a_run_chooses_its_method(cases: Cases) -> None:
+    first, second = cases["chooses"]
+    assert first == second
+    assert first["decisions"][0] == 5
+
+
 @pytest.mark.parametrize("recipe", ["sgp", "local_sgd"])
 def test_a_resumed_run_equals_one_that_was_not_interrupted(cases: Cases, recipe: str) -> None:
     first, second = cases[f"resume {recipe}"]

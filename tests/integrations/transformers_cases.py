@@ -106,6 +106,22 @@ def error(call: Callable[[], object]) -> str:
     return "none"
 
 
+def chooses() -> dict[str, Any]:
+    """The decisions of ``auto``, before the replica is detached."""
+
+    class Decisions(TrainerCallback):
+        steps: list[int]
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            replica = ours.callback_handler.callbacks[0].replica
+            self.steps = [each["step"] for each in replica.stats().get("auto", [])]
+
+    ours, found = make("auto", "auto", Watch()), Decisions()
+    ours.add_callback(found)
+    ours.train()
+    return {"decisions": found.steps, "end": flat(ours.model.state_dict())}
+
+
 def ddp() -> dict[str, Any]:
     host, watch = make(None, "host", Watch()), Watch()
     host.train()
@@ -251,6 +267,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "overflow sgp": lambda: overflow("sgp(overlap=1)"),
     "overflow ddp": lambda: overflow("ddp"),
     "best": best,
+    "chooses": chooses,
     "again": again,
     "errors": errors,
 }
