@@ -111,6 +111,7 @@ def in_turn(cell: Cell) -> tuple[float, dict[str, float], dict[str, tuple[float,
         into = run.seconds(lead(text), first=partial(run.replica.switch, text))
         run.seconds(lead(text) * ceil(SETTLE / into))
         steps[text] = run.seconds(lead(text)) / lead(text)
+        run.seconds(LEAD // 2)  # or models would just have been averaged
         spans[text] = into, run.seconds(LEAD, first=partial(run.replica.switch, first))
     run.replica.detach()
     return start, steps, spans

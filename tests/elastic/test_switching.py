@@ -172,6 +172,38 @@ def test_a_rank_joins_a_run_that_chooses(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(steps[-2:] == [joined + 3, joined + 13] for steps in decided), decided
 
 
+@pytest.mark.fault("a rank joins in the last step of a phase", "it begins the next with the others")
+def test_a_rank_joins_in_a_step_that_averages_models() -> None:
+    """Every step is one: whenever it joins, the others go on with ddp() after it."""
+    ends: list[int] = []
+
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        optimizer = sgd(model := Quadratic())
+        given = {"mesh": world, "optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, offbeat.sgp(), **given)
+        while not ends or replica.steps < ends[0]:
+            replica.switch("sgp")
+            replica.switch("ddp")
+            loss(model, replica.world.rank % SIZE, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            if replica.joined and not ends:
+                ends.append(replica.joined[-1]["step"] + 5)
+        replica.finish()
+        stats = replica.stats()
+        replica.detach()
+        return flat(snapshot(model)), stats
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    with pytest.warns(RuntimeWarning, match="has joined"):
+        results = crowd.all()
+    assert not [each for each in results if isinstance(each, Exception)], results
+    assert {stats["algorithm"] for _, stats in results} == {"ddp()"}
+    assert all(np.array_equal(end, results[0][0]) for end, _ in results)
+
+
 def test_a_rank_joins_after_a_switch() -> None:
     """It runs the same script, and goes on with the algorithm of the others."""
     ends: list[int] = []

@@ -55,6 +55,23 @@ def decided(world: World, text: str, steps: int) -> list[dict[str, Any]]:
     return decisions
 
 
+def test_chooses_in_a_phase_of_a_schedule(link: dict[str, float]) -> None:
+    link["latency"] = 1.0  # seconds a message
+
+    def work(world: World) -> list[str]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        algorithm = offbeat.algorithm(f"{TEXT} for 8 steps, then local_sgd(every=2)")
+        replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
+        names = train(replica, optimizer, 10)
+        replica.detach()
+        return names
+
+    for names in ThreadWorld(2).run(work):
+        assert names[5:7] == 2 * ["local_sgd(every=4) until step 8, then local_sgd(every=2)"]
+        assert names[7:] == 3 * ["local_sgd(every=2)"]
+
+
 def test_decides_again_when_the_rate_changes(
     link: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,7 @@ from reference.participants import Array
 from reference.switched import Part, switched
 
 TEXT = "ddp for 4 steps, then lags(density=0.2) for 4 steps, then local_sgd(every=2)"
+BACK = "sgp(overlap=1) for 4 steps, then ddp for 4 steps, then local_sgd(every=2)"
 
 
 def sgd(parameters: Any) -> SGD:
@@ -58,14 +59,20 @@ def test_a_schedule_can_be_read_again() -> None:
     assert [phase.end for phase in algorithm.phases] == [4, 8, 0]
 
 
-@pytest.mark.parametrize("at", [2, 4, 6, 8, 9, 11])
-def test_a_schedule_resumes_in_any_phase(at: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "at", "phases"),
+    [
+        *((TEXT, at, ["lags", "TopK", "local_sgd"]) for at in (2, 4, 6, 8, 9, 11)),
+        *((BACK, at, ["local_sgd", "ddp", "local_sgd"]) for at in (3, 4, 5, 7, 9)),
+    ],
+)
+def test_a_schedule_resumes_in_any_phase(text: str, at: int, phases: list[str]) -> None:
     """Also right before a switch, right after one, and while residuals are sent."""
 
     def work(world: World) -> tuple[Array, Array, list[str]]:
         model, other = Quadratic(), Quadratic()
         optimizer, resumed = sgd(model.parameters()), sgd(other.parameters())
-        algorithm = offbeat.algorithm(TEXT)
+        algorithm = offbeat.algorithm(text)
         replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
         train(replica, optimizer, at)
         saved = replica.state_dict(), deepcopy(optimizer.state_dict()), snapshot(model)
@@ -83,8 +90,9 @@ def test_a_schedule_resumes_in_any_phase(at: int) -> None:
         return end, flat(snapshot(other)), names
 
     for end, after, names in ThreadWorld(3).run(work):
-        assert np.array_equal(end, after)
-        assert names == ["lags", "TopK", "local_sgd"]
+        # Bit for bit but for sums of ddp(), whose first step has its buckets in another order.
+        np.testing.assert_allclose(end, after, rtol=0, atol=1e-15)
+        assert names == phases
 
 
 def train(replica: offbeat.Replica, optimizer: SGD, steps: int) -> None:

@@ -279,6 +279,23 @@ def test_a_switch_takes_few_round_trips(
     assert ThreadWorld(3).run(work) == [trips] * 3
 
 
+def test_models_that_are_equal_are_not_averaged() -> None:
+    """At the start, and after ``finish()``."""
+
+    def work(world: World) -> list[str]:
+        optimizer = sgd(model := Quadratic(), 0.9)
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world, optimizer=optimizer)
+        for another in ("ddp", SGP, "ddp"):
+            replica.switch(another)
+            one_step(replica, optimizer, 0)
+            replica.finish()
+        names = [switch["algorithm"] for switch in replica.stats()["switches"]]
+        replica.detach()
+        return names
+
+    assert ThreadWorld(2).run(work)[0] == ["ddp()", str(offbeat.algorithm(SGP)), "ddp()"]
+
+
 @pytest.mark.fault(
     "a rank has no memory for the next algorithm of switch()",
     "PeerLost on every rank",

@@ -66,7 +66,8 @@ class World:
         is_part: whether ranks of the process group, as of other pipeline stages, take no part.
         prefix: prefix of all keys in the store.
         store_returns: whether the store may be ended and started again at its address.
-        connections: how many two ranks of different nodes have in each process group.
+        connections: how many two ranks of different nodes have in each process group, as
+            :func:`offbeat.replicate` sets it.
 
     >>> from torch.distributed import HashStore
     >>> world = World(rank=2, nodes=((0, 1), (2,)), store=HashStore(), opener=None)

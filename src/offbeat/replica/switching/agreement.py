@@ -35,6 +35,7 @@ def agree(
     given: object,
     steps: int,
     fault: str | None,
+    is_averaged: bool,
     ask: Callable[[str], Sequence[str]],
 ) -> tuple[Algorithm, bool, Compared | None]:
     """Return the algorithm of the next step, whether models are equal, and what ranks know.
@@ -42,8 +43,9 @@ def agree(
     The last, what they have just compared, is None if their buffers are not alike.
 
     Raises ValueError on all ranks if one cannot go on. ``given``: an algorithm or its text.
-    ``fault``: why this rank cannot go on. ``ask`` returns what all ranks pass. Ranks that agree ask
-    once, in few bytes; others, to say how they differ, twice.
+    ``fault``: why this rank cannot go on. ``is_averaged``: whether models were set to one since the
+    last step. ``ask`` returns what all ranks pass. Ranks that agree ask once, in few bytes; others,
+    to say how they differ, twice.
     """
     # Its own number: others may be lost during the call.
     target, rank = members.algorithm, members.world.rank
@@ -57,17 +59,14 @@ def agree(
     model = members.filler.model
     buffers = zlib.crc32(kinds_of_buffers(model).encode())
     # A rank that was brought up to date after a loss has made no average itself.
-    are_equal = _have_met(members, steps)
+    are_equal = is_averaged or _have_met(members, steps)
     flags = [fault is not None, _has_unsent(members), round_trip() >= FAR, are_equal]
     briefly = ask(f"{digest:08x}{''.join('01'[flag] for flag in flags)}{buffers:08x}")
     if len({brief[:8] for brief in briefly}) > 1 or any(brief[8] == "1" for brief in briefly):
         _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
     has_unsent = any(brief[9] == "1" for brief in briefly)
     are_equal = all(brief[11] == "1" for brief in briefly)
-    if has_unsent:
-        target = _way_to(target, members.algorithm, steps)
-    elif keeps_equal(target) and not are_equal:
-        target = _averaging_first(members, target, steps)
+    target = _way_to(target, members.algorithm, steps) if has_unsent else target
     known = Compared(model.buffers, is_far=any(brief[10] == "1" for brief in briefly))
     is_alike = len({brief[12:] for brief in briefly}) == 1
     return target, are_equal, known if is_alike else None
@@ -191,6 +190,7 @@ def _may_differ(members: Generation, target: Algorithm) -> bool:
     site, is_alone = members.parameters.site, target.gradients is None
     return (
         (isinstance(following, Average) and following.over == "world" and is_alone)
+        and following.nonfinite == "raise"  # or a rank would go back to models that nobody checked
         and (isinstance(now, _MEANS) and now.over == "world")  # others merge updates in their way
         and (site is not None and site.weights is None)
     )
@@ -229,13 +229,15 @@ def _before(target: Algorithm, first: Algorithm, steps: int) -> Algorithm:
     return way if target.auto is None else way.chosen_by(target.auto)
 
 
-def _averaging_first(members: Generation, target: Algorithm, steps: int) -> Algorithm:
-    """Return ``target``, or a step whose exchange is the average of the models before it.
+def averaging_first(members: Generation, target: Algorithm, steps: int) -> Algorithm:
+    """Return ``target``, or a step whose exchange is the average of models that differ before it.
 
     In place of an average and the first exchange of ``target``, which cost as much each.
     """
     first = _before(target, parsed("local_sgd(every=1)"), steps)
-    return first if _may_differ(members, first) else target
+    is_alone = members.algorithm.gradients is None  # or residuals would wait
+    is_way = keeps_equal(target) and is_alone and _may_differ(members, first)
+    return first if is_way else target
 
 
 def _goes_on(now: object, following: object) -> bool:

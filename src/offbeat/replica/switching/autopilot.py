@@ -124,7 +124,8 @@ class Autopilot:
         self._next, self._times = decision["next"], []  # now: after a loss all measure again
         if self._members.world.rank == self._members.world.ranks[0]:
             _log.info("%s", _line(decision))
-        return chosen.chosen_by(self._auto)
+        now, chosen = self._members.algorithm, chosen.chosen_by(self._auto)
+        return chosen if now.then is None else chosen.until(now.end, now.then)
 
     def _figures(self, said: Sequence[dict[str, Any]]) -> Figures:
         compute = [sum(each["times"]) for each in said]

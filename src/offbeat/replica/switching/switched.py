@@ -11,7 +11,7 @@ from offbeat.exchange import Algorithm
 from offbeat.recipes.composed import compose
 from offbeat.replica.participation import Participation
 from offbeat.replica.saving import checkpoint
-from offbeat.replica.switching.agreement import agree, drift_note, make_equal
+from offbeat.replica.switching.agreement import agree, averaging_first, drift_note, make_equal
 from offbeat.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:  # importing it takes as long as all of offbeat
@@ -47,18 +47,23 @@ class Switched(Participation):
         self._switch(algorithm)
         self._schedule = [*self.algorithm.phases]
 
-    def _switch(self, algorithm: object) -> None:
+    def _switch(self, algorithm: object, exactly: bool = False) -> None:
+        """Go on with ``algorithm``; ``exactly``: with nothing before it but residuals."""
         members, fault = self._members, None
         try:
             self._watch.require_spent("switch")
         except ValueError as error:
             fault = str(error)
         target, are_equal, known = agree(
-            *(members, algorithm, self.steps, fault),
+            *(members, algorithm, self.steps, fault, self.is_averaged),
             lambda text: self._together("switch", members.gather(text)),
         )
+        if not (are_equal or exactly):
+            target = averaging_first(members, target, self.steps)
         if target == self.algorithm:
             return
+        if target.auto not in (None, self.algorithm.auto):  # which chooses among others
+            vars(self).pop("_autopilot", None)
 
         def leave() -> None:
             found = members, self._consensus, target, self.steps, are_equal, known
@@ -103,14 +108,14 @@ class Switched(Participation):
             named = {*self.gather(checkpoint.algorithm_of(saved, self.world))}
             phases = [each for each in self._schedule if {repr(each)} == named]
             if not phases and len(named) == 1:
-                with suppress(ValueError):  # residuals are being sent, or auto() has chosen
-                    sending = compose(named.pop())
-                    phases = [sending for each in self._schedule if sending.leads_to(each)]
+                with suppress(ValueError):  # a step before a phase, or auto() has chosen
+                    leading = compose(named.pop())
+                    phases = [leading for each in self._schedule if leading.leads_to(each)]
             if phases:
-                self._switch(phases[0])
+                self._switch(phases[0], exactly=True)
         try:
             yield
         except ValueError:
             if self.algorithm != before:
-                self._switch(before)
+                self._switch(before, exactly=True)
             raise
