@@ -27,8 +27,7 @@ from offbeat.recipes.auto import CANDIDATES
 
 WORKERS, PAUSE, WIDTH = 4, 0.04, 156  # seconds of computing, and 0.8 MB
 LATENCIES, SLOW, NEAR, CELLS = (None, "25ms"), (1.0, 2.0), 1.1, 12
-LEAD, COUNTED = 8, 8  # steps of a fixed recipe after a switch, at least, and of ddp that count
-TURNS = 3  # of all candidates
+LEAD, TURNS = 8, 3  # steps of a recipe after a switch, at least; and turns of all candidates
 SETTLE = 2.0  # seconds between them, in which TCP's windows grow
 RUN, START, WINDOW = 1000, 64, 64  # steps of a run: the first are timed, and some for the others
 HEADINGS = ("links", *CANDIDATES, "auto", "over the best", "its last choice")
@@ -105,8 +104,7 @@ def in_turn(cell: Cell) -> tuple[float, dict[str, float], dict[str, tuple[float,
     first, *others = CANDIDATES
     run, steps, spans = Trained(first, cell), dict[str, float](), dict[str, tuple[float, float]]()
     began = run.seconds(LEAD)
-    steps[first] = run.seconds(COUNTED) / COUNTED
-    start = began - LEAD * steps[first]  # connections of a first step, which all runs have
+    steps[first] = run.seconds(LEAD) / LEAD
     for text in others:
         into = run.seconds(lead(text), first=partial(run.replica.switch, text))
         run.seconds(lead(text) * ceil(SETTLE / into))
@@ -114,7 +112,7 @@ def in_turn(cell: Cell) -> tuple[float, dict[str, float], dict[str, tuple[float,
         run.seconds(LEAD // 2)  # or models would just have been averaged
         spans[text] = into, run.seconds(LEAD, first=partial(run.replica.switch, first))
     run.replica.detach()
-    return start, steps, spans
+    return began - LEAD * steps[first], steps, spans  # first: connections, which all runs open
 
 
 def lead(text: str) -> int:
@@ -124,7 +122,7 @@ def lead(text: str) -> int:
 
 def race(cell: Cell) -> Raced:
     """A run under every candidate and under ``auto``, or with a drop under ``auto`` alone."""
-    known = fixed(cell) if cell.drop is None else ({}, {})
+    seconds_of, switches = fixed(cell) if cell.drop is None else ({}, {})
     run = Trained("auto", cell)
     if cell.drop is None:
         seconds = run.seconds(START) + of_rest(run.seconds(WINDOW), run.replica.stats()["auto"])
@@ -132,10 +130,9 @@ def race(cell: Cell) -> Raced:
         seconds = run.seconds(RUN // 2)
         limit(cell.drop)
         seconds += run.seconds(RUN // 2)
-    decisions = run.replica.stats()["auto"]
+    found = Raced(seconds_of, seconds, run.replica.stats()["auto"], switches)
     run.replica.finish()
     run.replica.detach()
-    found = Raced(known[0], seconds, decisions, known[1])
     if dist.get_rank() == 0:
         print(cell, found, flush=True)
     return found
@@ -199,6 +196,5 @@ def app(rates: str = "25mbit,100mbit,1gbit") -> Result:
         at_most("steps of ddp that a switch costs", max(switches), 1.0, "{:.2f}",
                 f"(median {median(switches):.2f})", source=GOAL),
     ]  # fmt: skip
-    picture = {str(cell): raced for cell, raced in found.items()}
     title = f"Seconds of {RUN} steps, {WORKERS} workers, {1e3 * PAUSE:g} ms of computing, 0.8 MB"
-    return Result(title, HEADINGS, rows, claims, picture=picture)
+    return Result(title, HEADINGS, rows, claims, picture={str(c): r for c, r in found.items()})
