@@ -1,6 +1,7 @@
 """A model whose computation takes time but no CPU core, as on an accelerator."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,6 +23,13 @@ class Pause(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         time.sleep(2 * ctx.seconds)
         return grads[0], None
+
+
+def pausing(layers: Iterable[nn.Module], seconds: float) -> None:
+    """Let each of ``layers`` pause beside what it computes, together for ``seconds`` in a step."""
+    each = [*layers]
+    for layer in each:
+        layer.register_forward_hook(lambda *given: Pause.apply(given[-1], seconds / 3 / len(each)))
 
 
 class Paused(nn.Module):

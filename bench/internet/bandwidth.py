@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 import offbeat
 from bench.harness import Bench, Result, command, files
 from bench.harness.bounds import at_least
-from bench.harness.pause import Paused
-from bench.internet.sites import PAUSE, WIDTH
+from bench.harness.gpt import gpt
+from bench.internet.sites import SIZES
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile
 
 BENCH = Bench(
@@ -34,10 +34,10 @@ LARGE = {
 
 
 def small() -> Profile:
-    """The model of internet/sites."""
-    model = Paused(PAUSE, WIDTH)
+    """The model of internet/sites, with a step of a second."""
+    model = gpt(**SIZES).model
     layers = [Parameter(name, p.numel()) for name, p in model.named_parameters()]
-    return Profile.by_size(layers, PAUSE / 3, 2 * PAUSE / 3, 0.0, Speeds.of_bandwidth(1e10))
+    return Profile.by_size(layers, 1 / 3, 2 / 3, 0.0, Speeds.of_bandwidth(1e10))
 
 
 def shares(methods: dict[str, str], profile: Profile, inside: float) -> dict[str, list[float]]:

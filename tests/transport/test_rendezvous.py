@@ -1,6 +1,8 @@
 """OFFBEAT_STORE: what is wrong with it is said, and where it leads, ranks get their places."""
 
+import atexit
 import os
+import socket
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.distributed import TCPStore
 
 import offbeat
 from offbeat import World
+from offbeat.liveness.store.client import TimedStore
 from offbeat.platform import tcp_store
 from offbeat.platform.tcp_store import host_store
 from offbeat.store.runs import Runs
@@ -31,6 +34,21 @@ def error(monkeypatch: pytest.MonkeyPatch, address: str) -> str:
     with pytest.raises(ValueError) as found:  # noqa: PT011
         offbeat.replicate(torch.nn.Linear(2, 1), offbeat.ddp())
     return str(found.value)
+
+
+def test_machines_of_a_site_have_one_name(
+    monkeypatch: pytest.MonkeyPatch, server: TCPStore
+) -> None:
+    nodes = []
+    for name in (None, "paris"):
+        if name is not None:
+            monkeypatch.setenv(rendezvous.NODE, name)
+        presence = rendezvous.Presence(TimedStore(server), joins=False)
+        nodes.append(presence._sign.node)
+        presence._end()
+        atexit.unregister(presence._end)
+    assert nodes[0].startswith(socket.gethostname())
+    assert nodes[1] == "paris"
 
 
 @pytest.mark.fault(

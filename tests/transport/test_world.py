@@ -262,6 +262,15 @@ def test_discover_believes_the_launcher_first(monkeypatch: pytest.MonkeyPatch) -
     assert World.discover().nodes == ((0, 1), (2, 3, 4), (5,))
 
 
+@pytest.mark.usefixtures("world_of_six")
+def test_discover_believes_the_user_before_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several machines of a site are one node."""
+    monkeypatch.setitem(os.environ, "GROUP_RANK", "2")
+    monkeypatch.setitem(os.environ, "OFFBEAT_NODE", "paris")
+    others_say(1, {0: "0", 1: "paris", 3: "paris", 4: "rome", 5: "rome"})
+    assert World.discover().nodes == ((0,), (1, 2, 3), (4, 5))
+
+
 @pytest.mark.parametrize("make", [World.discover, lambda: World.of(((0,),))])
 def test_no_running_world(make: object) -> None:
     with pytest.raises(ValueError, match="init_process_group"):

@@ -62,8 +62,8 @@ def replicate(
         algorithm: what :func:`offbeat.sgp` and the other recipes return.
         mesh: the assignment of ranks to nodes, as a DeviceMesh with the axes
             ``("node", "local")`` or an :class:`offbeat.World`; by default
-            :meth:`offbeat.World.from_env` where ``OFFBEAT_STORE`` is set, the nodes of torchrun,
-            or else of the host names.
+            :meth:`offbeat.World.from_env` where ``OFFBEAT_STORE`` is set, else the ranks of one
+            ``OFFBEAT_NODE``, of one torchrun or of one host.
         optimizer: read by methods that depend on the learning rate, ``lags`` and ``slgs``; in an
             elastic run its state is handed over to ranks that join.
         scaler: read by methods that depend on the loss scale: ``lags`` and ``slgs``; handed over

@@ -27,7 +27,7 @@ from offbeat.platform.process_group import (
 )
 from offbeat.platform.tcp_store import connect_store
 from offbeat.transport.run import token
-from offbeat.transport.run.rendezvous import place_of_this_process
+from offbeat.transport.run.rendezvous import NODE, place_of_this_process
 
 Axis = Literal["world", "node", "local"]
 PREFIX = "offbeat"  # of all keys in the store
@@ -173,9 +173,9 @@ class World:
         """Describe the ranks that meet in the store at ``OFFBEAT_STORE``, without a process group.
 
         ``offbeat store`` numbers the first processes in the order in which they come; those of one
-        host and launcher are one node. :func:`offbeat.replicate` calls this where it is given no
-        ``mesh``; call it before for the rank, and pass the result. A process has one place: later
-        calls return the same.
+        ``OFFBEAT_NODE``, or of one host and launcher, are one node. :func:`offbeat.replicate` calls
+        this where it is given no ``mesh``; call it before for the rank, and pass the result. A
+        process has one place: later calls return the same.
 
         Args:
             elastic: whether this process may join a run that goes on, as a new rank
@@ -219,7 +219,7 @@ class World:
 
     @classmethod
     def discover(cls) -> "World":
-        """Group the ranks by host: ``GROUP_RANK`` where torchrun sets it, else the host name.
+        """Group the ranks by ``OFFBEAT_NODE``, else ``GROUP_RANK`` of torchrun, else host names.
 
         One small gather through the store; all ranks must call. Raises ``ValueError`` if there
         is no process group, and :class:`PeerLost` if a rank does not come.
@@ -331,5 +331,5 @@ class World:
 
 
 def host_name() -> str:
-    """Return the name of this rank's node: ``GROUP_RANK`` where torchrun sets it."""
-    return os.environ.get("GROUP_RANK") or socket.gethostname()
+    """Return the name of this rank's node: ``OFFBEAT_NODE``, that of torchrun, or of the host."""
+    return os.environ.get(NODE) or os.environ.get("GROUP_RANK") or socket.gethostname()

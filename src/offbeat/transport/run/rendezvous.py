@@ -28,6 +28,7 @@ from offbeat.platform.tcp_store import connect_store
 from offbeat.transport.run import token
 
 VARIABLE = "OFFBEAT_STORE"
+NODE = "OFFBEAT_NODE"
 PLACE = "offbeat store"  # prefix of the keys, after that of the run
 KEY = "store"  # what the store says of itself
 SIGNS, ANSWERS = "signs/", "answers/"
@@ -69,7 +70,7 @@ class Sign(NamedTuple):
 
     Attributes:
         number: the number of the sign.
-        node: its host and launcher.
+        node: its ``OFFBEAT_NODE``, or its host and launcher.
         local_rank: its number there.
         joins: whether it may join a run that goes on.
         place: the answer it has got.
@@ -165,8 +166,8 @@ class Presence:
         """Write the first sign."""
         self._store, self._name = store, uuid.uuid4().hex
         host, launcher = socket.gethostname(), os.environ.get("TORCHELASTIC_RUN_ID", "")
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._sign = Sign(0, f"{host}/{launcher}".rstrip("/"), local_rank, joins)
+        node = os.environ.get(NODE) or f"{host}/{launcher}".rstrip("/")
+        self._sign = Sign(0, node, int(os.environ.get("LOCAL_RANK", "0")), joins)
         self._process, self._changing = os.getpid(), threading.Lock()
         self._tick()
         self._ticker = Ticker(BEAT, "offbeat-presence")
