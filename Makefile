@@ -56,8 +56,8 @@ $(DEMO): pyproject.toml constraints.txt
 
 # First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
 # kernels, by two workers, since each one compiles what it does not find on disk, and the examples
-# of docstrings, for which each one imports all of offbeat. Then what else runs in threads, four at
-# a time since some of these tests wait for heartbeats; then what starts processes, three at a time
+# of docstrings, for which each one imports all of offbeat. Then what else runs in threads, eight at
+# a time since many of these tests wait for heartbeats; then what starts processes, three at a time
 # (file by file, so that what a module's tests share is set up once, and the longest files first,
 # which pytest-xdist would take for short: they have few tests); last, one by one, what measures
 # times.
@@ -72,7 +72,7 @@ test: lint  ## lint, types, tests and doctests
 	$(BIN)/python -m pytest -n 2 --dist worksteal -x -m "not gpu" $(EQUATIONS); \
 	failed=$$?; wait $$types && exit $$failed
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(KERNELS) -m "not processes and not gpu"
-	$(BIN)/python -m pytest -n 4 --dist worksteal --durations=10 $(OTHERS) \
+	$(BIN)/python -m pytest -n 8 --dist worksteal --durations=10 $(OTHERS) \
 		-m "not processes and not quiet and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(PROCESSES) \
 		-m "processes and not quiet and not gpu"
