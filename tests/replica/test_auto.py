@@ -72,6 +72,23 @@ def test_chooses_in_a_phase_of_a_schedule(link: dict[str, float]) -> None:
         assert names[7:] == 3 * ["local_sgd(every=2)"]
 
 
+def test_another_choice_is_among_its_own_candidates(link: dict[str, float]) -> None:
+    link["latency"] = 1.0  # seconds a message
+
+    def work(world: World) -> list[str]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
+        train(replica, optimizer, 8)
+        replica.switch("auto(candidates=['ddp', 'local_sgd(every=5)'])")
+        names = train(replica, optimizer, 16)
+        replica.detach()
+        return names
+
+    for names in ThreadWorld(2).run(work):
+        assert names[-1] == "local_sgd(every=5)"
+
+
 def test_decides_again_when_the_rate_changes(
     link: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
