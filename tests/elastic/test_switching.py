@@ -1,6 +1,7 @@
 """A switch in an elastic run: a loss in the middle of it, and ranks that come after it."""
 
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -70,10 +71,7 @@ def train(world: World, first: str, second: str, arm: Any) -> tuple[Array, dict[
     except Lost:
         perish(replica._connection.links)
         return None
-    replica.finish()
-    stats = replica.stats()
-    replica.detach()
-    return flat(snapshot(model)), stats
+    return ended(replica)
 
 
 @pytest.mark.usefixtures("quick")
@@ -139,6 +137,23 @@ def test_a_switch_that_one_has_made_all_make(
         assert stats["algorithm"] == LOCAL
 
 
+def joined_by_one(work: Callable[[World], Any]) -> list[Any]:
+    """What two ranks return, and one that joins them."""
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    with pytest.warns(RuntimeWarning, match="has joined"):
+        results = crowd.all()
+    assert not [each for each in results if isinstance(each, Exception)], results
+    return results
+
+
+def ended(replica: offbeat.Replica) -> tuple[Array, dict[str, Any]]:
+    replica.finish()
+    found = flat(snapshot(replica.model)), replica.stats()
+    replica.detach()
+    return found
+
+
 def test_a_rank_joins_a_run_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     """All decide in the same steps, which those before have known from their last decision."""
     monkeypatch.setattr(autopilot, "FIRST", 3)
@@ -157,16 +172,9 @@ def test_a_rank_joins_a_run_that_chooses(monkeypatch: pytest.MonkeyPatch) -> Non
             replica.step()
             if replica.joined and not ends:
                 ends.append(replica.joined[-1]["step"] + 3 + 10 + 1)
-        replica.finish()
-        stats = replica.stats()
-        replica.detach()
-        return stats
+        return ended(replica)[1]
 
-    crowd = Crowd(2, work)
-    crowd.come(crowd.world.newcomer(), after=0.3)
-    with pytest.warns(RuntimeWarning, match="has joined"):
-        results = crowd.all()
-    assert not [each for each in results if isinstance(each, Exception)], results
+    results = joined_by_one(work)
     joined = results[0]["joined"][-1]["step"]
     decided = [[each["step"] for each in stats["auto"]] for stats in results]
     assert all(steps[-2:] == [joined + 3, joined + 13] for steps in decided), decided
@@ -190,16 +198,9 @@ def test_a_rank_joins_in_a_step_that_averages_models() -> None:
             replica.step()
             if replica.joined and not ends:
                 ends.append(replica.joined[-1]["step"] + 5)
-        replica.finish()
-        stats = replica.stats()
-        replica.detach()
-        return flat(snapshot(model)), stats
+        return ended(replica)
 
-    crowd = Crowd(2, work)
-    crowd.come(crowd.world.newcomer(), after=0.3)
-    with pytest.warns(RuntimeWarning, match="has joined"):
-        results = crowd.all()
-    assert not [each for each in results if isinstance(each, Exception)], results
+    results = joined_by_one(work)
     assert {stats["algorithm"] for _, stats in results} == {"ddp()"}
     assert all(np.array_equal(end, results[0][0]) for end, _ in results)
 
@@ -222,15 +223,8 @@ def test_a_rank_joins_after_a_switch() -> None:
                 replica.switch(LOCAL)
             if replica.joined and not ends:
                 ends.append(replica.joined[-1]["step"] + 20)
-        replica.finish()
-        stats = replica.stats()
-        replica.detach()
-        return flat(snapshot(model)), stats
+        return ended(replica)
 
-    crowd = Crowd(2, work)
-    crowd.come(crowd.world.newcomer(), after=0.3)
-    with pytest.warns(RuntimeWarning, match="has joined"):
-        results = crowd.all()
-    assert not [each for each in results if isinstance(each, Exception)], results
+    results = joined_by_one(work)
     assert {stats["algorithm"] for _, stats in results} == {LOCAL, "Average(every=2)"}
     assert all(np.array_equal(end, results[0][0]) for end, _ in results)

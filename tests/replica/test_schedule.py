@@ -90,8 +90,8 @@ def test_a_schedule_resumes_in_any_phase(text: str, at: int, phases: list[str]) 
         return end, flat(snapshot(other)), names
 
     for end, after, names in ThreadWorld(3).run(work):
-        # Bit for bit but for sums of ddp(), whose first step has its buckets in another order.
-        np.testing.assert_allclose(end, after, rtol=0, atol=1e-15)
+        # The first step of ddp() sums buckets in another order: where that shows, to rounding.
+        np.testing.assert_allclose(end, after, rtol=0, atol=1e-15 if text == BACK else 0)
         assert names == phases
 
 

@@ -248,6 +248,7 @@ def test_everything_else_is_as_if_the_second_had_been_there_from_the_start() -> 
     [
         ("ddp", LOCAL, 1),  # ranks agree
         ("sgp", LOCAL, 1 + 1),  # and compare the weights of models that stay as they are
+        ("sgp", "local_sgd(every=3, nonfinite='skip')", 1 + 2 + 3),  # which would keep what is not
         (LOCAL, "d_psgd", 1 + 2 + 3),  # and average their models, and two buffers, one of integers
         ("daso(every=3)", "ddp", 1 + 2 + 3 + 2),  # and the state of their optimizers
         (LOCAL, "ddp", 1),  # and the next step averages their models

@@ -197,9 +197,9 @@ def _may_differ(members: Generation, target: Algorithm) -> bool:
 
 
 def _drained(members: Generation) -> bool:
-    """Merge what is in flight into the models; return whether those with weights may be averaged.
+    """Merge what is in flight into the models; return whether their plain mean is the average.
 
-    These, of push-sum, must be finite, and of one weight: it is divided by the sum of the weights.
+    Those of push-sum must be finite and have the weight 1: a plain mean counts all of them alike.
     """
     weight, held = members.parameters.drain(), members.parameters.site.parameters.values()
     if not isinstance(members.algorithm.parameters, PushSum):
