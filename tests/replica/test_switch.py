@@ -17,6 +17,7 @@ from offbeat.platform.round_trip import FAR
 from offbeat.replica.switching import agreement
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.handle import Handle
+from offbeat.transport.messages import WIDE
 from offbeat.transport.world import World
 from outcomes import errors_of
 from problems import RANKS, START, Quadratic, flat, gradient, loss
@@ -278,6 +279,33 @@ def test_a_switch_takes_few_round_trips(
 
     monkeypatch.setattr(Handle, "wait", counted)
     assert ThreadWorld(3).run(work) == [trips] * 3
+
+
+def test_windows_grow_before_a_gossip_between_far_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each way into it, also where the run ends at once; nothing else changes."""
+
+    def work(world: World) -> tuple[list[int], list[Array]]:
+        optimizer = sgd(model := Quadratic(), 0.9)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, optimizer=optimizer)
+        sent, trajectory = [], []
+        for step, text in enumerate(["sgp", "ddp", "d_psgd", "sgp"]):
+            one_step(replica, optimizer, step)
+            trajectory.append(flat(snapshot(model)))
+            meter = replica._connection.meter
+            before = meter.totals()["bytes_sent"]
+            replica.switch(text)
+            sent.append(int(meter.totals()["bytes_sent"] - before) // WIDE)
+        replica.detach()
+        return sent, trajectory
+
+    near = ThreadWorld(4).run(work)
+    monkeypatch.setattr(agreement, "round_trip", lambda: FAR)
+    far = ThreadWorld(4).run(work)
+    assert [sent for sent, _ in near] == [[0, 0, 0, 0]] * 4
+    assert [sent for sent, _ in far] == [[3, 0, 2, 3]] * 4  # in sgp one, two and three away
+    for (_, here), (_, there) in zip(near, far, strict=True):
+        # A far average before d_psgd sums in another order.
+        np.testing.assert_allclose(here, there, rtol=0, atol=1e-15)
 
 
 def test_models_that_are_equal_are_not_averaged() -> None:

@@ -10,6 +10,7 @@ from offbeat.transport.collectives import mean
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
 from offbeat.transport.links import Links
+from offbeat.transport.messages import WIDE, exchange, widen
 from offbeat.transport.world import World
 
 RANKS, STEPS = 4, 3
@@ -75,3 +76,22 @@ def test_ranks_need_not_agree_on_what_is_far(monkeypatch: pytest.MonkeyPatch, te
     monkeypatch.setattr(Group, "is_far", property(lambda group: group.rank % 2 == 0))
     for ours, expected in zip(trained(), near, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_bytes_that_let_windows_grow_reach_no_message() -> None:
+    def work(world: World) -> tuple[int, Tensor]:
+        links = Links.connect(world)
+        group = links.open("world")
+        assert group is not None
+        peers, arrived = [(group.rank + 1) % RANKS, (group.rank - 1) % RANKS], torch.zeros(1000)
+        for _ in range(2):  # the second waits for the first
+            widen(peers, group)
+            into = [(peers[1], arrived)]
+            exchange([(peers[0], torch.full((1000,), 1.0 + group.rank))], into, group).wait()
+        sent = group.meter.totals()["bytes_sent"] - 2 * arrived.nbytes
+        links.close()
+        return sent, arrived
+
+    for rank, (sent, arrived) in enumerate(ThreadWorld(RANKS).run(work)):
+        assert sent == 2 * 2 * WIDE
+        assert (arrived == 1.0 + (rank - 1) % RANKS).all()

@@ -13,6 +13,7 @@ from offbeat.exchange import Algorithm, BoundGradients, BoundParameters
 from offbeat.liveness.failure import PeerLost
 from offbeat.transport.group import Group
 from offbeat.transport.links import Links
+from offbeat.transport.messages import widen
 from offbeat.transport.world import Axis, World
 
 
@@ -46,12 +47,14 @@ class Reused:
         return self.links.open(axis, peers)
 
 
-def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None]) -> None:
+def switch(
+    members: Generation, algorithm: Algorithm, leave: Callable[[], None], is_far: bool
+) -> None:
     """Fill the slots by ``algorithm``; all ranks call, between two steps.
 
     An exchange that both algorithms have goes on undisturbed. Before another one comes, ``leave``
     merges what is in flight and makes models equal, where that is necessary. If a rank is lost
-    meanwhile, all others have switched, or none has.
+    meanwhile, all others have switched, or none has. ``is_far``: whether any of them is far away.
     """
     before, filler = members.algorithm, replace(members.filler, algorithm=algorithm)
     parameters, gradients = members.parameters, members.gradients
@@ -69,6 +72,8 @@ def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None])
         if parameters in replaced:
             parameters = members.filled_parameters(filler, over)
             parameters.reset()  # in a run with weights, samples count from here
+            if is_far:
+                _widen(parameters, algorithm)
         if gradients in replaced:
             gradients = members.filled_gradients(filler, over)
             gradients.carry(members.gradients)
@@ -86,6 +91,13 @@ def switch(members: Generation, algorithm: Algorithm, leave: Callable[[], None])
     if links is not None and not keeps:
         # All ranks are here: a socket that closes discards what is not read.
         links.drop(_unused(members.connection, (parameters, gradients)))
+
+
+def _widen(parameters: BoundParameters, algorithm: Algorithm) -> None:
+    """Let windows grow to those with whom the exchange gossips, before it does."""
+    site, exchange = parameters.site, algorithm.parameters
+    if site is not None and site.group is not None and exchange is not None:
+        widen(exchange.peers(site) or (), site.group)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -61,6 +61,7 @@ class Group:
         alike: questions that the members have compared their answers to, and whether all answers
             were equal.
         in_flight: what holds works of torch, each of which keeps the sockets open.
+        owed: waits for messages that nobody needed yet.
     """
 
     process_group: ProcessGroup
@@ -72,6 +73,7 @@ class Group:
     closed: bool = False
     alike: dict[str, bool] = field(default_factory=dict)
     in_flight: "weakref.WeakSet[InFlight]" = field(default_factory=weakref.WeakSet)
+    owed: Callable[[], object] | None = None
 
     @classmethod
     def of(cls, process_group: ProcessGroup | None = None) -> "Group":
@@ -140,6 +142,12 @@ class Group:
     def waiter(self) -> Lane:
         """The thread that waits for messages of Gloo; left behind by a wait that does not end."""
         return Lane(f"offbeat-{self.axis}-wait", self._end_waits)
+
+    def settle(self) -> None:
+        """Wait for messages that nobody has waited for."""
+        if self.owed is not None:
+            self.owed()
+        self.owed = None
 
     def _end_waits(self) -> None:
         self.detector.release(self.process_group, self.connected)

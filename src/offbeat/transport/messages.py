@@ -12,18 +12,20 @@ Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
 - Pieces with different tags use the connections of a pair in turn, where it has several.
 """
 
-from collections.abc import Sequence
-from itertools import starmap
+from collections.abc import Collection, Sequence
+from itertools import product, starmap
 
+import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from offbeat.platform.process_group import coalesced
+from offbeat.platform.process_group import WIDENING, coalesced
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
 
 PIECE = 2**23  # bytes of one point-to-point message
 SHARE = 2**16  # bytes of a piece, at least, where a message is divided among connections
+WIDE = 2**17  # bytes by which the windows of TCP grow, as much as four round trips allow
 EARLY = 2**16  # bytes: receives of smaller rounds may be posted before the messages are sent
 Transfer = tuple[int, Tensor]  # (rank in the group, flat contiguous tensor)
 Round = tuple[Sequence[Transfer], Sequence[Transfer]]  # sends, receives
@@ -54,6 +56,28 @@ def exchange_with_all(sent: Sequence[Tensor] | Tensor, arrives: Tensor, group: G
             flying.pop().join()
     for handle in flying:
         handle.join()
+
+
+def widen(peers: Collection[int], group: Group) -> None:
+    """Start to send 128 KiB to each of ``peers`` and to receive as much, so that windows grow.
+
+    Before the first messages to members far away: over a connection that is new or has rested, TCP
+    sends 14 kB in the first round trip, and in each later one twice as much. The members must name
+    each other. Nobody waits: the next call for the group does, when all has long arrived.
+    """
+    if group.backend("cpu") != "gloo" or not peers:
+        return
+    group.settle()
+    tags = [WIDENING - i for i in range(group.connections)]
+    into = torch.empty(len(peers), len(tags), WIDE // len(tags), dtype=torch.uint8, device="cpu")
+    out, each = torch.zeros_like(into[0, 0]), list(product(peers, tags))
+    with group.detector.explaining():
+        process_group = group.process_group
+        rows = zip(into.flatten(0, 1), each, strict=True)
+        works = [process_group.recv([row], *where) for row, where in rows]
+        works += [process_group.send([out], *where) for where in each]
+    group.meter.sent(group.axis, len(each) * out.nbytes, len(each))
+    group.owed = Handle(group, works, [into, out], is_paired=True).wait
 
 
 class MessageRounds:

@@ -38,7 +38,8 @@ class Switched(Participation):
         on under an algorithm that has residuals in the same units; before another one, the next
         step exchanges all that was not sent, uncompressed.
 
-        Bytes sent: 2 (n-1)/n of the model's for the average, 4 for bfloat16. Raises
+        Bytes sent: 2 (n-1)/n of the model's for the average, 4 for bfloat16; 128 KiB to each peer
+        of a gossip where ranks are far from each other, since TCP begins slowly. Raises
         ``ValueError`` on all ranks, and changes nothing, if they pass different algorithms, or one
         that cannot be run here: ``torch_ddp()`` and ``adasum(partition=True)`` cannot be entered or
         left, and elastic runs of nodes cannot switch.
@@ -70,7 +71,8 @@ class Switched(Participation):
             self.is_averaged |= make_equal(*found)
 
         self._note(drift_note(members, target))
-        self._together("switching", lambda: switch(members, target, leave))
+        is_far = known is not None and known.is_far
+        self._together("switching", lambda: switch(members, target, leave, is_far))
         self._take_slots()
         self._watch.hook()
         self._recorder.switched(**self._named_algorithm)
