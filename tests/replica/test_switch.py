@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import networkx
 import numpy as np
 import pytest
 from torch.optim import SGD, Adam
@@ -16,6 +17,7 @@ from offbeat.attach.slots import SlotFiller
 from offbeat.platform.round_trip import FAR
 from offbeat.replica.switching import agreement
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.topology import Topology
 from offbeat.transport.handle import Handle
 from offbeat.transport.messages import WIDE
 from offbeat.transport.world import World
@@ -306,6 +308,29 @@ def test_windows_grow_before_a_gossip_between_far_ranks(monkeypatch: pytest.Monk
     for (_, here), (_, there) in zip(near, far, strict=True):
         # A far average before d_psgd sums in another order.
         np.testing.assert_allclose(here, there, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "graph"),
+    [
+        (((0, 1), (2,)), offbeat.topology.Digraph(networkx.path_graph(2))),  # a rank without a peer
+        (((0, 1),), offbeat.topology.Digraph(networkx.path_graph(3))),  # a slot that is disabled
+    ],
+)
+def test_far_ranks_without_a_gossip_need_no_graph(
+    nodes: tuple[tuple[int, ...]], graph: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "round_trip", lambda: FAR)
+
+    def work(world: World) -> int:
+        optimizer = sgd(model := Quadratic(), 0.9)
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, optimizer=optimizer)
+        replica.switch(offbeat.sgp(graph, within="local"))
+        one_step(replica, optimizer, 0)
+        replica.detach()
+        return replica.steps
+
+    assert set(ThreadWorld(nodes=nodes).run(work)) == {1}
 
 
 def test_models_that_are_equal_are_not_averaged() -> None:

@@ -28,6 +28,7 @@ class Reused:
 
     links: Links
     free: list[Group]
+    peers: dict[Group, Collection[int]]  # with whom this rank exchanges messages, where not all
 
     @property
     def world(self) -> World:
@@ -36,6 +37,12 @@ class Reused:
 
     def open(self, axis: Axis, peers: Collection[int] | None = None) -> Group | None:
         """Return a free group over ``axis``, or a new one; all ranks must call."""
+        group = self._free(axis, peers) or self.links.open(axis, peers)
+        if group is not None and peers is not None:
+            self.peers[group] = peers
+        return group
+
+    def _free(self, axis: Axis, peers: Collection[int] | None) -> Group | None:
         for group in self.free:
             is_full = group.connected is None or group.is_mesh
             serves = is_full or (peers is not None and not peers)
@@ -44,7 +51,7 @@ class Reused:
                 self.free.remove(group)
                 group.alike.clear()
                 return group
-        return self.links.open(axis, peers)
+        return None
 
 
 def switch(
@@ -66,14 +73,14 @@ def switch(
         replaced.append(gradients)
     links, control = members.connection.links, members.connection.control
     kept = [slot for slot in (parameters, gradients) if slot not in replaced]
-    free = _unused(members.connection, kept)
-    over = partial(Reused, free=free)
+    peers: dict[Group, Collection[int]] = {}
+    over = partial(Reused, free=_unused(members.connection, kept), peers=peers)
     with _telling_all(members, algorithm):
         if parameters in replaced:
             parameters = members.filled_parameters(filler, over)
             parameters.reset()  # in a run with weights, samples count from here
-            if is_far:
-                _widen(parameters, algorithm)
+            for group in peers if is_far else ():
+                widen(peers[group], group)
         if gradients in replaced:
             gradients = members.filled_gradients(filler, over)
             gradients.carry(members.gradients)
@@ -91,13 +98,6 @@ def switch(
     if links is not None and not keeps:
         # All ranks are here: a socket that closes discards what is not read.
         links.drop(_unused(members.connection, (parameters, gradients)))
-
-
-def _widen(parameters: BoundParameters, algorithm: Algorithm) -> None:
-    """Let windows grow to those with whom the exchange gossips, before it does."""
-    site, exchange = parameters.site, algorithm.parameters
-    if site is not None and site.group is not None and exchange is not None:
-        widen(exchange.peers(site) or (), site.group)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def widen(peers: Collection[int], group: Group) -> None:
 
     Before the first messages to members far away: over a connection that is new or has rested, TCP
     sends 14 kB in the first round trip, and in each later one twice as much. The members must name
-    each other. Nobody waits: the next call for the group does, when all has long arrived.
+    each other. Nobody waits: another call for the group would, when all has long arrived.
     """
     if group.backend("cpu") != "gloo" or not peers:
         return
