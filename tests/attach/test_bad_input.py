@@ -938,13 +938,17 @@ def test_state_dict_between_backward_and_step(text: str) -> None:
     "ValueError on all ranks; parameters are restored, training can go on",
     group="Calls that differ between ranks",
 )
-def test_backward_inside_consensus(text: str) -> None:
-    """Refused, and the block gives the parameters back all the same."""
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_backward_inside_consensus(text: str, accumulates: bool) -> None:
+    """Refused, also in a step that has begun; the block gives the parameters back all the same."""
 
     def work(world: World) -> None:
         model = small()
         replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
         run(model, 1, replica)
+        if accumulates:
+            replica.set_requires_sync(False)
+            model(torch.ones(2)).sum().backward()
         before = copy.deepcopy(model.state_dict())
         try:
             with replica.consensus():
@@ -952,6 +956,7 @@ def test_backward_inside_consensus(text: str) -> None:
         finally:
             assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
             model.zero_grad()
+            replica.set_requires_sync(True)
             run(model, 1, replica)
             replica.detach()
 

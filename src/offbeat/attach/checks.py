@@ -254,6 +254,8 @@ class Snapshot:
 
 
 def _identities(parameters: Mapping[str, Tensor | None], but: Collection[str]) -> list[int]:
+    if not but:
+        return [*map(id, parameters.values())]
     return [id(p) for name, p in parameters.items() if name not in but]
 
 

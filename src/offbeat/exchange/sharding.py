@@ -13,10 +13,13 @@ from offbeat.transport.small_gathers import gather_numbers
 from offbeat.transport.world import World
 
 _PART = "part of a sharded tensor"
+_PLAIN = Tensor, nn.Parameter
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether a tensor is a DTensor, of which each rank holds a part."""
+    if type(tensor) in _PLAIN:  # asked several times a step of each gradient
+        return False
     # A model with a DTensor has imported its module; importing it here takes a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

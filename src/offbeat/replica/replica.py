@@ -157,6 +157,7 @@ class Replica(Switched):
         self._require_open(also_shown=True)
         if not self._consensus.own:
             self._together("consensus", lambda: self._consensus.show(self.steps))
+            self._watch.look()
         return self.model
 
     def show_own(self) -> None:

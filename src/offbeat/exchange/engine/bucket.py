@@ -110,7 +110,7 @@ class Bucket(Message):
         self.memory = self.memory.unless_kept(self.site.registered, self.site.is_elastic)
         self.memory.restore()
         self.flags.fill_(1)
-        filled, weighs = {}, self.site.factor > 0
+        views, grads, weighs = list[Tensor](), list[Tensor](), self.site.factor > 0
         for index, (name, view) in enumerate(self.views.items()):
             grad = gradient_of(self.site.registered[name]) if weighs else None
             if grad is None:
@@ -120,8 +120,9 @@ class Bucket(Message):
                 require_plain(self.group, name, grad)
                 if grad is self.given.get(name):
                     raise self.group.detector.report_error(_twice(name))
-                filled[name] = grad
-        self._copy_in(filled)
+                views.append(view)
+                grads.append(grad)
+        self._copy_in(views, grads)
         if self.is_of_another:
             for name in self.names:
                 self.site.registered[name].grad = None
@@ -175,8 +176,7 @@ class Bucket(Message):
         shares = self.site.shares
         return 1.0 / self.group.size if shares is None else shares[self.group.rank]
 
-    def _copy_in(self, filled: dict[str, Tensor]) -> None:
-        views, grads = [self.views[name] for name in filled], list(filled.values())
+    def _copy_in(self, views: list[Tensor], grads: list[Tensor]) -> None:
         if self.divides_at_home:
             grads = [grad * self._share for grad in grads]
         pack(views, grads, non_blocking=True)

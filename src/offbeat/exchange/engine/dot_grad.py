@@ -11,7 +11,7 @@ from offbeat.transport.group import Group
 
 def stored(parameter: Tensor) -> Tensor | None:
     """Return what this rank holds of ``.grad``; the same object until that is replaced."""
-    return None if parameter.grad is None else held_part(parameter.grad)
+    return None if (grad := parameter.grad) is None else held_part(grad)
 
 
 def part_with_grad(parameter: Tensor) -> Tensor:

@@ -81,11 +81,14 @@ class Engine(BoundGradients, Generic[Kind]):
         """Add a gradient to its message; launch the messages that miss none, in order."""
         if not self.seen:
             self.begin()
-        if name not in self.home[name].missing:  # the first one may have been sent
+        message = self.home[name]
+        if name not in message.missing:  # the first one may have been sent
             raise self.group.detector.report_error(_got_twice(name))
         self.seen[name] = None
         self.place(name)
         self.add(name)
+        if message.missing:
+            return
         while not self.complete() and not self.messages[self.launched].missing:
             self.launch()
 

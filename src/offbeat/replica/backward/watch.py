@@ -85,13 +85,13 @@ class BackwardWatch(Watcher):
 
     def _note(self, _: Tensor) -> None:
         # As short as possible: between two matrix products none of this is in a cache.
-        self.require_open()
         self.last_gradient = time.perf_counter()
         if not self._is_seen:
             self._see()
 
     def _see(self) -> None:
-        """Handle the first gradient of a step, or after :meth:`enable`."""
+        """Handle the first gradient of a step, or after :meth:`enable` or :meth:`look`."""
+        self.require_open()
         self._is_seen = True
         self._is_last |= self.enabled
         if not self.begun:
@@ -103,6 +103,10 @@ class BackwardWatch(Watcher):
         """Set whether the next backward exchanges gradients."""
         self._is_seen &= enabled == self.enabled
         self.enabled = enabled
+
+    def look(self) -> None:
+        """Ask at the next gradient whether a backward is allowed, also inside a step."""
+        self._is_seen = False
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
         self._note(parameter)
@@ -123,6 +127,7 @@ class BackwardWatch(Watcher):
 
     def _enter(self, task: int) -> None:
         """Handle the first gradient of a backward, or after the start or end of a nested one."""
+        self.require_open()
         self._task = task
         if _inside_another_backward():
             return
