@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain, starmap
+from operator import attrgetter, eq, gt
 from typing import Any
 
 import torch
@@ -31,7 +33,8 @@ _WHOLE = {
 }
 
 Fingerprint = dict[str, Any]
-Trait = tuple[torch.dtype, torch.device, int, tuple[int, ...]]  # address and strides
+Trait = tuple[tuple[torch.dtype, torch.device], int, tuple[int, ...]]  # address and strides
+_kind = attrgetter("dtype", "device")
 
 
 class Watcher:
@@ -214,18 +217,19 @@ class Snapshot:
     """The parameters of a model as they are now, to notice changes that hooks cannot survive."""
 
     def __init__(self, model: Exchanged) -> None:
-        # The dicts in which modules keep parameters and children: in a comparison per step,
-        # named_parameters() takes most of the time by composing names.
+        # The dicts in which modules keep parameters and children, compared in each step without
+        # loops of Python: named_parameters() alone would take most of that time.
         self._traits = _traits(model)
         modules = list(model.module.modules())
         self._children = [(m._modules, dict(m._modules)) for m in modules]
         ignored = {id(tensor) for tensor in model.ignored.values()}
         owns = [{name for name, p in m._parameters.items() if id(p) in ignored} for m in modules]
-        self._places = [
-            (m._parameters, own, _identities(m._parameters, own))
-            for m, own in zip(modules, owns, strict=True)
-        ]
-        self._parameters = [(p, _trait(p), p.requires_grad) for p in model.parameters.values()]
+        places = [(m._parameters, own) for m, own in zip(modules, owns, strict=True)]
+        self._whole = [parameters for parameters, own in places if not own]
+        self._divided = [place for place in places if place[1]]
+        self._identities = _identities(self._whole, self._divided)
+        self._parameters = [*model.parameters.values()]
+        self._layout, self._trained = _layout(self._parameters), _are_trained(self._parameters)
 
     def change(self, model: Exchanged, rank: int) -> ValueError | None:
         """Return an error that names changes since then, if there are any."""
@@ -235,7 +239,8 @@ class Snapshot:
         # networks in turns. One that was frozen at the attach has no hook, and cannot be unfrozen.
         now = _traits(model)
         names = [n for n in {**self._traits, **now} if self._traits.get(n) != now.get(n)]
-        thawed = {id(p) for p, _, trained in self._parameters if p.requires_grad and not trained}
+        before = zip(self._parameters, self._trained, strict=True)
+        thawed = {id(p) for p, trained in before if p.requires_grad and not trained}
         names += [n for n, p in model.parameters.items() if id(p) in thawed]
         if not names:
             return None
@@ -247,22 +252,32 @@ class Snapshot:
 
     def _is_as_before(self) -> bool:
         return (
-            all(now == before for now, before in self._children)
-            and all(_identities(now, own) == ids for now, own, ids in self._places)
-            and all(_trait(p) == t and p.requires_grad <= r for p, t, r in self._parameters)
+            all(starmap(eq, self._children))
+            and _identities(self._whole, self._divided) == self._identities
+            and _layout(self._parameters) == self._layout
+            and not any(map(gt, _are_trained(self._parameters), self._trained))
         )
 
 
-def _identities(parameters: Mapping[str, Tensor | None], but: Collection[str]) -> list[int]:
-    if not but:
-        return [*map(id, parameters.values())]
-    return [id(p) for name, p in parameters.items() if name not in but]
+def _identities(
+    whole: Sequence[dict[str, Any]], divided: Sequence[tuple[dict[str, Any], Collection[str]]]
+) -> list[int]:
+    """Return those of all parameters in dicts, of some without the names beside them."""
+    found = [*map(id, chain.from_iterable(map(dict.values, whole)))]
+    return found + [id(p) for ps, but in divided for name, p in ps.items() if name not in but]
 
 
-def _trait(p: Tensor) -> Trait:
-    held = p if type(p) is nn.Parameter else local(p)
-    return p.dtype, p.device, held.data_ptr(), held.stride()
+def _layout(parameters: Sequence[Tensor]) -> list[Trait]:
+    held = [p if type(p) is nn.Parameter else local(p) for p in parameters]
+    traits = map(_kind, parameters), map(Tensor.data_ptr, held), map(Tensor.stride, held)
+    return [*zip(*traits, strict=True)]
+
+
+def _are_trained(parameters: Sequence[Tensor]) -> list[bool]:
+    return [p.requires_grad for p in parameters]
 
 
 def _traits(model: Exchanged) -> dict[str, tuple[int, Trait]]:
-    return {name: (id(p), _trait(p)) for name, p in model.parameters.items()}
+    named = model.parameters
+    traits = zip(map(id, named.values()), _layout([*named.values()]), strict=True)
+    return dict(zip(named, traits, strict=True))
