@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from math import ceil
 from os import environ
 from statistics import fmean, median
@@ -159,14 +159,13 @@ def limit(rate: str) -> None:
 
 
 def measured(rates: list[str]) -> dict[Cell, Raced]:
-    """All cells, and one of the fastest links that lose nine tenths of their rate half way."""
+    """All cells, and for each two rates one whose links fall from the higher one half way."""
     found = {}
     for rate, latency in product(rates, LATENCIES):
         cells = [Cell(rate, latency, slow) for slow in SLOW]
         far: LinkOptions = {} if latency is None else {"latency": latency}
         found |= dict(zip(cells, on_nodes(races, cells, WORKERS, rate=rate, **far), strict=True))
-    if len(rates) > 1:
-        *_, after, before = rates
+    for after, before in pairwise(rates):
         cell = Cell(before, None, 1.0, after)
         (raced,) = on_nodes(races, [cell], WORKERS, rate=before)
         halves = [found[replace(cell, rate=rate, drop=None)].fixed for rate in (before, after)]

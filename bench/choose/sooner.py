@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from bench.choose.runs import LINKS, METHODS, Runs, Tuned
 from bench.choose.tasks import LOOK, TASKS, WORKERS
 from bench.harness import GOAL, NEAR, Bench, Claim, Effect, Result, command, files
+from offbeat.lab.check import PAYLOAD
 
 SLOW, MIDDLE = list(LINKS)[:3], "100 Mbit/s"  # on the slow ones ddp waits
 HEADINGS = ("task", "method", *LINKS, "recipe at 100 Mbit/s", "rate", "steps are worth", "names")
@@ -18,6 +19,19 @@ BENCH = Bench(
 def shown(factor: Effect) -> str:
     """A line for a loss that was not reached."""
     return str(factor) if factor.size else "-"
+
+
+def foretold(tuned: Tuned, recipe: str) -> list[float]:
+    """Characters of identifiers that the model foretells, in %, by seed; none for other tasks."""
+    courses = [tuned.course(recipe, seed) for seed in range(tuned.runs.seeds)]
+    return [course.identifiers for course in courses if course.identifiers is not None]
+
+
+def travel(tuned: Tuned) -> list[str]:
+    """For each link how many steps of a worker alone the model takes to pass it."""
+    bits = 32 * sum(p.numel() for p in tuned.task.net().parameters())
+    alone = sum(tuned.runs.alone[tuned.task.name])
+    return [f"{bits / PAYLOAD / rate / alone:.1f}" for rate, _ in LINKS.values()]
 
 
 def draw(tuned: Tuned) -> None:
@@ -47,12 +61,13 @@ def app(full: bool = False, tasks: str = "GPT,digits,LSTM", seeds: int = 3) -> R
         task = tuned.task.name
         for method in METHODS:
             recipe = tuned.recipe(method, MIDDLE)
-            known = names[task, method] = tuned.course(recipe).identifiers  # foretold, in %
+            known = names[task, method] = foretold(tuned, recipe)
             rows.append((
                 task, method, *(shown(tuned.sooner(method, link)) for link in LINKS), recipe,
                 f"{tuned.rates[recipe]:.2g}", shown(tuned.worth(recipe)),
-                "" if known is None else f"{known:.1f}%",
+                f"{Effect.mean(known):.1f} %" if known else "",
             ))  # fmt: skip
+        rows.append((task, "steps alone that the model travels", *travel(tuned), "", "", "", ""))
         if not most:
             draw(tuned)
         most[task] = [max(tuned.sooner(m, link).size for m in METHODS) for link in SLOW]
@@ -60,16 +75,16 @@ def app(full: bool = False, tasks: str = "GPT,digits,LSTM", seeds: int = 3) -> R
     enough = sum(factor >= 2 for factor in factors)
     by_task = "; ".join(f"{t} {', '.join(f'{x:.1f}' for x in each)} x" for t, each in most.items())
     gaps = {
-        method: known - (names[task, "ddp"] or 0)
+        method: Effect.between(known, names[task, "ddp"])
         for (task, method), known in names.items()
-        if task == next(iter(most)) and known is not None
+        if known and method != "ddp"
     }
-    worst = min(gaps, key=gaps.__getitem__)
+    worst = min(gaps, key=lambda method: gaps[method].size)
     claims = [
         Claim(f"some method is there at least twice as soon: {', '.join(SLOW)}", "8 of 9 cells",
               f"{enough} of {len(factors)}: {by_task}", enough >= 8 / 9 * len(factors), GOAL),
         Claim("GPT: at that loss names are foretold as well as after ddp", "1 % lower at most",
-              f"{worst} {gaps[worst]:+.1f} %", gaps[worst] > -NEAR, GOAL),
+              f"{worst} {gaps[worst]}", gaps[worst].size > -NEAR, GOAL),
     ]  # fmt: skip
     title = f"How many times as soon as ddp, {WORKERS} workers, seeds: {seeds}"
     return Result(title, HEADINGS, rows, claims, picture=runs)

@@ -10,6 +10,7 @@ from torch.optim import SGD
 import offbeat
 from offbeat.exchange.algorithm import Auto
 from offbeat.lab.check import PAYLOAD
+from offbeat.recipes.auto import EXACT
 from offbeat.replica.switching import autopilot
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
@@ -70,6 +71,27 @@ def test_chooses_in_a_phase_of_a_schedule(link: dict[str, float]) -> None:
     for names in ThreadWorld(2).run(work):
         assert names[5:7] == 2 * ["local_sgd(every=4) until step 8, then local_sgd(every=2)"]
         assert names[7:] == 3 * ["local_sgd(every=2)"]
+
+
+def test_a_choice_of_exact_means_trains_as_ddp(link: dict[str, float]) -> None:
+    """Wherever the links are slow."""
+    link["latency"], link["rate"] = 1.0, 1e6
+
+    def work(world: World, text: str) -> tuple[list[str], Array]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, optimizer=optimizer)
+        train(replica, optimizer, 14)
+        chosen = [decision["algorithm"] for decision in replica.stats().get("auto", [])]
+        replica.detach()
+        return chosen, flat(snapshot(model))
+
+    exact = ThreadWorld(3).run(lambda world: work(world, "auto(exact=True)"))
+    plain = ThreadWorld(3).run(lambda world: work(world, "ddp"))
+    for (chosen, ours), (_, expected) in zip(exact, plain, strict=True):
+        assert len(chosen) == 2
+        assert {*chosen} <= {*EXACT}
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
 
 
 def test_another_choice_is_among_its_own_candidates(link: dict[str, float]) -> None:
