@@ -72,16 +72,22 @@ def test_a_script_runs_alone_and_is_measured(
     asked, measured = list[str](), Speeds.measure("cpu")
     monkeypatch.setattr(Speeds, "measure", lambda device: asked.append(device) or measured)
     (tmp_path / "train.py").write_text(SCRIPT)
-    found = measure_profile(tmp_path / "train.py", (), 8, False, Console(quiet=True))
+    for _ in range(3):  # other load makes any part longer, as would a part that counts another one
+        asked.clear()
+        found = measure_profile(tmp_path / "train.py", (), 8, False, Console(quiet=True))
+        is_quiet = found.forward < 0.16 and found.backward < 0.08 and found.optimizer < 0.04
+        if is_quiet and found.ready["1.bias"] < 0.01:
+            break
+    else:
+        pytest.fail(f"a part of a step counts another one: {found}")
     sizes = {p.name: p.numel for p in found.parameters}
     assert sizes == {"0.weight": 2400, "1.weight": 600, "1.bias": 2}
     assert found.order[-1] == "0.weight"
     # Until the first gradient: two pauses, and the first one of backward. Sleeps only last longer.
-    assert 0.08 <= found.forward < 0.16
-    assert 0.04 <= found.backward < 0.08
-    assert 0.01 <= found.optimizer < 0.04
+    assert found.forward >= 0.08
+    assert found.backward >= 0.04
+    assert found.optimizer >= 0.01
     assert found.ready["0.weight"] == pytest.approx(found.backward, abs=0.005)
-    assert found.ready["1.bias"] < 0.01
     assert len(found.spread) == 6
     assert sum(found.spread) == pytest.approx(6)
     assert found.memory is not None
