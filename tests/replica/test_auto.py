@@ -111,6 +111,34 @@ def test_another_choice_is_among_its_own_candidates(link: dict[str, float]) -> N
         assert names[-1] == "local_sgd(every=5)"
 
 
+@pytest.mark.parametrize("waits", ["longer", "as before"])
+def test_looks_at_waits_between_decisions(
+    link: dict[str, float], waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that wait for longer measure before they are due, at the next look."""
+    monkeypatch.setattr(autopilot, "SHARE", 1e-9)
+    monkeypatch.setattr(autopilot, "LOOKS", np.inf)
+    told = {"wait": 0.0}
+    monkeypatch.setattr(autopilot.Autopilot, "waited", lambda self: (told["wait"], 1.0, 0.0))
+
+    def work(world: World) -> tuple[list[int], str]:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
+        train(replica, optimizer, 14)  # a decision after 6 steps, the first look after 12
+        replica.gather("")
+        link["latency"], told["wait"] = 1.0, 0.4 + 0.2 * (waits == "longer")
+        names = train(replica, optimizer, 32)
+        steps = [decision["step"] for decision in replica.stats()["auto"]]
+        replica.detach()
+        return steps, names[-1]
+
+    expected = [6, 18] if waits == "longer" else [6]
+    for steps, name in ThreadWorld(3).run(work):
+        assert steps == expected
+        assert name.startswith("local_sgd") is (waits == "longer")
+
+
 def test_decides_again_when_the_rate_changes(
     link: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:

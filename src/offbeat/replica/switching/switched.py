@@ -82,7 +82,7 @@ class Switched(Participation):
         is_due = self.algorithm.auto is not None and self._autopilot.is_due(self.steps)
         if (following := self.algorithm.following(self.steps)) is not None:
             self._switch(following)
-        elif is_due:
+        elif is_due and (self._autopilot.decides or self._waits_differently()):
             self._switch(self._choose())
 
     @cached_property
@@ -91,6 +91,11 @@ class Switched(Participation):
         from offbeat.replica.switching.autopilot import Autopilot
 
         return Autopilot(self._members, self._recorder)
+
+    def _waits_differently(self) -> bool:
+        """Look at whether the links have changed since the last look; all ranks call."""
+        said = self.gather(json.dumps(self._autopilot.waited()))
+        return self._autopilot.has_changed([json.loads(each) for each in said])
 
     def _choose(self) -> Algorithm:
         """Measure, and let the first rank decide for all; all ranks call."""
