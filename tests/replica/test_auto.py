@@ -1,6 +1,7 @@
 """``offbeat.auto``: a run that measures itself and chooses its method."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,27 @@ def test_looks_at_waits_between_decisions(
     for steps, name in ThreadWorld(3).run(work):
         assert steps == expected
         assert name.startswith("local_sgd") is (waits == "longer")
+
+
+def test_ranks_that_went_back_decide_with_one_that_joins() -> None:
+    """Its first step is before that of an earlier one, which all know."""
+    recorder: Any = SimpleNamespace(
+        last={"seconds": 1.0, "seconds_stalled": 0.0}, computed=(0.2, 0.3)
+    )
+
+    def pilot(steps: int, joined: list[dict[str, int]]) -> autopilot.Autopilot:
+        algorithm = offbeat.algorithm(TEXT)
+        members: Any = SimpleNamespace(steps=steps, joined=joined, algorithm=algorithm)
+        return autopilot.Autopilot(members, recorder)
+
+    joined = [{"rank": 2, "step": 100}]
+    old = pilot(0, joined)
+    old.is_due(101)
+    for step in range(11, 21):  # a state of step 10 has been loaded
+        old.is_due(step)
+    joined.append({"rank": 3, "step": 20})
+    new, steps = pilot(20, joined), range(21, 21 + 2 * autopilot.FIRST)
+    assert [old.is_due(step) for step in steps] == [new.is_due(step) for step in steps]
 
 
 def test_decides_again_when_the_rate_changes(

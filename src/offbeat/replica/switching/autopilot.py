@@ -46,8 +46,7 @@ class Autopilot:
         self._times: list[tuple[float, float, float, float]] = []
         self.decisions: list[dict[str, Any]] = []
         self._copied = 0.0  # bytes per second, of a pass over memory
-        # The last step, the first of the last rank that joined, and the next to be followed by a
-        # decision.
+        # The last step, how many ranks have joined, and the next step to be followed by a decision.
         self._step, self._joined, self._next = members.steps, 0, FIRST
         # How many steps are between two looks, the next one, the steps that were looked at, and the
         # wait then.
@@ -71,11 +70,9 @@ class Autopilot:
         rest = max(0.0, last["seconds"] - last["seconds_stalled"] - forward - backward)
         self._times.append((forward, backward, rest, last["seconds_stalled"]))
         # Ranks that join know of no decision, nor do any after a state has been loaded.
-        joined = max((join["step"] for join in self._members.joined), default=0)
-        if joined > self._joined:
-            self._joined, self._next, self._look = joined, joined + FIRST, math.inf
-        elif steps != self._step + 1:
-            self._next, self._look = steps - 1 + FIRST, math.inf
+        joins = len(self._members.joined)
+        if joins != self._joined or steps != self._step + 1:
+            self._joined, self._next, self._look = joins, steps - 1 + FIRST, math.inf
         self._step = steps
         return steps >= min(self._next, self._look)
 

@@ -95,6 +95,7 @@ class Switched(Participation):
     def _waits_differently(self) -> bool:
         """Look at whether the links have changed since the last look; all ranks call."""
         said = self.gather(json.dumps(self._autopilot.waited()))
+        self._recorder.restart()  # it is no wait of the next step
         return self._autopilot.has_changed([json.loads(each) for each in said])
 
     def _choose(self) -> Algorithm:
