@@ -32,7 +32,6 @@ from offbeat.platform.answering import ports_of_sockets
 TIMEOUT = timedelta(minutes=30)  # torch's own; heartbeats end the waits of training long before
 NEVER_SENT = 2**30  # a tag that no message has
 HELLO = NEVER_SENT - 1  # the tag of a rank's answer to a search
-WIDENING = HELLO - 64  # the tag of bytes that only let windows grow, the last of a few
 _CLONING = threading.Lock()
 GLOO = {torch.device("cpu"): "gloo"}  # backends of groups beside those of torch
 

@@ -13,13 +13,13 @@ Measured on Gloo (torch 2.13, CPU), and the reason for the shapes below:
 """
 
 from collections.abc import Collection, Sequence
-from itertools import product, starmap
+from itertools import starmap
 
 import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from offbeat.platform.process_group import WIDENING, coalesced
+from offbeat.platform.process_group import coalesced
 from offbeat.transport.group import Group
 from offbeat.transport.handle import Handle
 
@@ -63,21 +63,15 @@ def widen(peers: Collection[int], group: Group) -> None:
 
     Before the first messages to members far away: over a connection that is new or has rested, TCP
     sends 14 kB in the first round trip, and in each later one twice as much. The members must name
-    each other. Nobody waits: another call for the group would, when all has long arrived.
+    each other. Over more than two connections 64 KiB each. Nobody waits: another call for the group
+    would, when all has long arrived.
     """
     if group.backend("cpu") != "gloo" or not peers:
         return
     group.settle()
-    tags = [WIDENING - i for i in range(group.connections)]
-    into = torch.empty(len(peers), len(tags), WIDE // len(tags), dtype=torch.uint8, device="cpu")
-    out, each = torch.zeros_like(into[0, 0]), list(product(peers, tags))
-    with group.detector.explaining():
-        process_group = group.process_group
-        rows = zip(into.flatten(0, 1), each, strict=True)
-        works = [process_group.recv([row], *where) for row, where in rows]
-        works += [process_group.send([out], *where) for where in each]
-    group.meter.sent(group.axis, len(each) * out.nbytes, len(each))
-    group.owed = Handle(group, works, [into, out], is_paired=True).wait
+    out = torch.zeros(max(WIDE, SHARE * group.connections), dtype=torch.uint8, device="cpu")
+    receives = [(peer, torch.empty_like(out)) for peer in peers]
+    group.owed = exchange([(peer, out) for peer in peers], receives, group).wait
 
 
 class MessageRounds:
