@@ -13,6 +13,7 @@ from offbeat.exchange.algorithm import Auto
 from offbeat.lab.check import PAYLOAD
 from offbeat.recipes.auto import EXACT
 from offbeat.replica.switching import autopilot
+from offbeat.replica.switching.waits import Waits
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
@@ -113,20 +114,19 @@ def test_another_choice_is_among_its_own_candidates(link: dict[str, float]) -> N
 
 
 @pytest.mark.parametrize("waits", ["longer", "as before"])
-def test_looks_at_waits_between_decisions(
+def test_compares_waits_between_decisions(
     link: dict[str, float], waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that wait for longer measure before they are due, at the next look."""
+    """Ranks that wait for longer measure at the next comparison, before a decision is due."""
     monkeypatch.setattr(autopilot, "SHARE", 1e-9)
-    monkeypatch.setattr(autopilot, "LOOKS", np.inf)
     told = {"wait": 0.0}
-    monkeypatch.setattr(autopilot.Autopilot, "waited", lambda self: (told["wait"], 1.0, 0.0))
+    monkeypatch.setattr(Waits, "said", lambda self: (told["wait"], 1.0, 0.0))
 
     def work(world: World) -> tuple[list[int], str]:
         model = Quadratic()
         optimizer = SGD(model.parameters(), lr=0.05)
         replica = offbeat.replicate(model, offbeat.algorithm(TEXT), mesh=world, optimizer=optimizer)
-        train(replica, optimizer, 14)  # a decision after 6 steps, the first look after 12
+        train(replica, optimizer, 14)  # a decision after 6 steps, the first comparison after 12
         replica.gather("")
         link["latency"], told["wait"] = 1.0, 0.4 + 0.2 * (waits == "longer")
         names = train(replica, optimizer, 32)

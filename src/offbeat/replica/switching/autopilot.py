@@ -19,14 +19,13 @@ from offbeat.plan.profile import Parameter, Profile
 from offbeat.plan.speeds import Speeds
 from offbeat.recipes import algorithm as parsed
 from offbeat.replica.switching.agreement import switch_fault
+from offbeat.replica.switching.waits import Waits
 from offbeat.telemetry.recorder import Recorder
 from offbeat.transport.group import Group, message_device
 from offbeat.transport.messages import exchange
 
 FIRST, EVERY = 5, 10  # steps until the first decision, and between later ones at least
 SHARE = 0.02  # of the time of a run that later decisions take at most
-LOOKS = 0.01  # and looks at whether ranks wait for longer than before, or shorter
-CHANGED = 0.5  # of a step, by which the wait has changed then
 LEAST, MOST = 2**14, 2**18  # values of a message that measures the rate
 TRIES = 2
 LEAST_SHARE = 0.1  # of a long message that its bytes take: less is not told from a pause
@@ -48,11 +47,7 @@ class Autopilot:
         self._copied = 0.0  # bytes per second, of a pass over memory
         # The last step, how many ranks have joined, and the next step to be followed by a decision.
         self._step, self._joined, self._next = members.steps, 0, FIRST
-        # How many steps are between two looks, the next one, the steps that were looked at, and the
-        # wait then.
-        self._interval, self._look, self._seen = math.inf, math.inf, 0
-        self._waited: float | None = None
-        self._looked = self._cost = 0.0  # when the last look began, and how long it took
+        self.waits = Waits()  # compared between decisions
         self._measured = 0.0  # when the measurement began
         assert members.algorithm.auto is not None, "an algorithm that chooses"
         self._auto = members.algorithm.auto
@@ -65,39 +60,26 @@ class Autopilot:
                 raise ValueError(f"auto() cannot choose {candidate}: {fault}")
 
     def is_due(self, steps: int) -> bool:
-        """Count the step that has ended; return whether a decision or a look follows ``steps``."""
+        """Count the step that has ended; return whether ``steps`` are followed by a decision.
+
+        Or by a comparison of waits.
+        """
         last, (forward, backward) = self._recorder.last, self._recorder.computed
         rest = max(0.0, last["seconds"] - last["seconds_stalled"] - forward - backward)
         self._times.append((forward, backward, rest, last["seconds_stalled"]))
+        self.waits.add(last["seconds_stalled"], forward + backward + rest)
         # Ranks that join know of no decision, nor do any after a state has been loaded.
         joins = len(self._members.joined)
         if joins != self._joined or steps != self._step + 1:
-            self._joined, self._next, self._look = joins, steps - 1 + FIRST, math.inf
+            self._joined, self._next = joins, steps - 1 + FIRST
+            self.waits.begin(steps, None)
         self._step = steps
-        return steps >= min(self._next, self._look)
+        return steps >= min(self._next, self.waits.due)
 
     @property
     def decides(self) -> bool:
-        """Whether a decision is due, rather than a look at whether one is."""
+        """Whether a decision is due, rather than a comparison of waits."""
         return self._step >= self._next
-
-    def waited(self) -> tuple[float, float, float]:
-        """Return how long this rank has waited and computed in a step since the last look.
-
-        And how long that look took, whose message passes behind those of the exchange.
-        """
-        window, self._looked = self._times[self._seen :], time.perf_counter()
-        step = median(sum(each[:-1]) for each in window)
-        return fmean(each[-1] for each in window), step, self._cost
-
-    def has_changed(self, said: Sequence[tuple[float, float, float]]) -> bool:
-        """Whether ranks wait for longer or shorter than at the last look, by what all have said."""
-        (now, step, cost), before = map(median, zip(*said, strict=True)), self._waited
-        rounds = math.ceil(cost / LOOKS / max(now + step, 1e-9) / self._interval)
-        self._waited, self._seen = now, len(self._times)
-        self._look = self._step + max(1, rounds) * self._interval
-        self._cost = time.perf_counter() - self._looked
-        return before is not None and abs(now - before) > CHANGED * (step + before)
 
     def measure(self) -> dict[str, Any]:
         """Return the figures of this rank since the last decision; all ranks call."""
@@ -131,12 +113,11 @@ class Autopilot:
         step = max(seconds[chosen], 1e-9)
         # Over whole rounds of its exchanges: a step with one waits for longer than others.
         turn = getattr(candidates[chosen].parameters, "every", 1)
-        looks = math.ceil(max(EVERY, 2 * fabric.latency / LOOKS / step) / turn) * turn
         is_in_vain = steps < self._next and chosen == present  # waits vary for other reasons
         return {
             "step": steps,
             "next": steps + max(EVERY, math.ceil(cost / SHARE / step)),
-            "look": None if is_in_vain else looks,
+            "compare": None if is_in_vain else math.ceil(EVERY / turn) * turn,
             "cost": cost,
             "chosen": chosen,
             "algorithm": str(candidates[chosen]),
@@ -154,8 +135,7 @@ class Autopilot:
         self.decisions = [*self.decisions[1 - KEPT :], decision]
         self._recorder.decided(decision)
         self._next, self._times = decision["next"], []  # now: after a loss all measure again
-        self._seen, self._waited, self._interval = 0, None, decision["look"] or math.inf
-        self._look = decision["step"] + self._interval
+        self.waits.begin(decision["step"], decision["compare"])
         if self._members.world.rank == self._members.world.ranks[0]:
             _log.info("%s", _line(decision))
         now, chosen = self._members.algorithm, chosen.chosen_by(self._auto)

@@ -93,10 +93,11 @@ class Switched(Participation):
         return Autopilot(self._members, self._recorder)
 
     def _waits_differently(self) -> bool:
-        """Look at whether the links have changed since the last look; all ranks call."""
-        said = self.gather(json.dumps(self._autopilot.waited()))
+        """Compare how long the ranks wait with before; all ranks call."""
+        waits = self._autopilot.waits
+        said = self.gather(json.dumps(waits.said()))
         self._recorder.restart()  # it is no wait of the next step
-        return self._autopilot.has_changed([json.loads(each) for each in said])
+        return waits.have_changed([json.loads(each) for each in said], self.steps)
 
     def _choose(self) -> Algorithm:
         """Measure, and let the first rank decide for all; all ranks call."""
