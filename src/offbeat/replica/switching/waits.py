@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import final
 
-SHARE = 0.01  # of the time of a run that comparisons take at most
+SHARE = 0.02  # of the time of a run that comparisons take at most
 CHANGED = 0.5  # of a step, by which the wait has changed then
 
 Said = tuple[float, float, float]  # seconds of waiting, of computing, and of the last comparison
