@@ -54,13 +54,12 @@ $(DEMO): pyproject.toml constraints.txt
 	$(call install,demo)
 	@touch $@
 
-# First the mathematics, and the types beside them: a broken equation fails within two minutes. Then
-# kernels, by two workers, since each one compiles what it does not find on disk, and the examples
-# of docstrings, for which each one imports all of offbeat. Then what else runs in threads, eight at
-# a time since many of these tests wait for heartbeats; then what starts processes, three at a time
-# (file by file, so that what a module's tests share is set up once, and the longest files first,
-# which pytest-xdist would take for short: they have few tests); last, one by one, what measures
-# times.
+# First the mathematics, kernels and the examples of docstrings, and the types beside them, by two
+# workers, each of which compiles the kernels that it does not find on disk: a broken equation fails
+# within two minutes. Then what else runs in threads, eight at a time since many of these tests wait
+# for heartbeats; then what starts processes, three at a time (file by file, so that what a module's
+# tests share is set up once, and the longest files first, which pytest-xdist would take for short:
+# they have few tests); last, one by one, what measures times.
 EQUATIONS := tests/reference tests/functional tests/topology tests/test_contract.py
 KERNELS := tests/kernels tests/hogwild src
 OTHERS := tests $(addprefix --ignore=,$(EQUATIONS) $(filter tests/%,$(KERNELS)))
@@ -69,9 +68,9 @@ PROCESSES = $(shell grep -rl --include='test_*.py' mark.processes $(LONGEST) tes
 
 test: lint  ## lint, types, tests and doctests
 	@$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal -x -m "not gpu" $(EQUATIONS); \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -x $(EQUATIONS) $(KERNELS) \
+		-m "not processes and not gpu"; \
 	failed=$$?; wait $$types && exit $$failed
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(KERNELS) -m "not processes and not gpu"
 	$(BIN)/python -m pytest -n 8 --dist worksteal --durations=10 $(OTHERS) \
 		-m "not processes and not quiet and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(PROCESSES) \

@@ -39,6 +39,14 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.getoption('seed')}"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Fork the workers of pytest-xdist, each of which would import torch for seconds."""
+    from forked_workers import start_workers_by_fork
+
+    start_workers_by_fork()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Keep the garbage collector from what is imported: each pass over it takes a second."""

@@ -25,9 +25,12 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
-def fork_server() -> ForkServerContext:
-    """Start the server, once for all tests of this interpreter; it ends with the interpreter."""
-    forkserver.set_forkserver_preload(["preloaded"])
+def fork_server(*more: str) -> ForkServerContext:
+    """Start the server, once for all tests of this interpreter; it ends with the interpreter.
+
+    Modules ``more`` are imported by it too, as far as they are there.
+    """
+    forkserver.set_forkserver_preload(["preloaded", *more])
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     # Both are read when the server starts: the path to find `preloaded`, the number by OpenMP.
     with patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
