@@ -383,10 +383,10 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
             die(current.links)
         return connect_over(current, *more)
 
-    def giving(model: Any, place: Any, rank: int, group: Any) -> None:
+    def giving(model: Any, state: Any, rank: int, group: Any) -> None:
         if not dead.is_set() and when == "giving":
             die(new[0]._members.connection.links)
-        give(model, place, rank, group)
+        give(model, state, rank, group)
 
     monkeypatch.setattr(joining, "let_in", let_in)
     monkeypatch.setattr(join_barrier, "pass_barrier", pass_barrier)
@@ -513,17 +513,7 @@ def test_what_does_not_fit_is_told_to_the_newcomer_alone(
     rank: int | None, algorithm: str, model: type[nn.Module], said: str
 ) -> None:
     told, ends = threading.Event(), list[int]()
-
-    def work(world: World) -> dict[str, Any]:
-        replica = attach(world, CONTINUE)
-        while not ends or replica.steps < ends[0]:
-            time.sleep(0.005)
-            replica.step()
-            if told.is_set():  # ranks are a few steps apart: the first to know says where all end
-                ends.append(replica.steps + 10)
-        return finish(replica)[1]
-
-    crowd = Crowd(3, work)
+    crowd = Crowd(3, lambda world: until_told(attach(world, CONTINUE), told, ends))
     place = crowd.world.newcomer()
     if rank is not None:
         ranks = tuple((r,) for r in range(max(3, rank + 1)))
@@ -533,6 +523,44 @@ def test_what_does_not_fit_is_told_to_the_newcomer_alone(
     assert said in str(results[3])
     for stats in results[:3]:
         assert (stats["joined"], stats["lost"], stats["size"]) == ([], [], 3)
+
+
+class Broken:
+    """A state that cannot be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("no space left")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.fault(
+    "state_dict() of a registered object raises as a rank joins",
+    "ValueError on that rank alone; the others train on",
+)
+def test_a_state_that_cannot_be_had_ends_no_donor() -> None:
+    told, ends = threading.Event(), list[int]()
+
+    def work(world: World) -> dict[str, Any]:
+        replica = attach(world, CONTINUE)
+        replica.register("schedule", Broken())
+        return until_told(replica, told, ends)
+
+    crowd = Crowd(3, work)
+    *members, error = run_with_intruder(crowd, crowd.world.newcomer(), CONTINUE, Quadratic, told)
+    assert isinstance(error, ValueError)
+    assert "the registered 'schedule' raised RuntimeError: no space left" in str(error)
+    assert [stats["size"] for stats in members] == [3, 3, 3]
+
+
+def until_told(replica: offbeat.Replica, told: threading.Event, ends: list[int]) -> dict[str, Any]:
+    """Train for ten more steps after ``told`` is set: the first to know says where all end."""
+    while not ends or replica.steps < ends[0]:
+        time.sleep(0.005)
+        replica.step()
+        if told.is_set():  # ranks are a few steps apart
+            ends.append(replica.steps + 10)
+    return finish(replica)[1]
 
 
 def run_with_intruder(

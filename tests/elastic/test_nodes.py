@@ -110,8 +110,9 @@ def test_without_losses_nodes_train_as_with_slices(
     "PeerLost on its node; the other nodes train on",
 )
 def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: str) -> None:
-    def work(world: World) -> tuple[Array, dict[str, Any]] | Exception | None:
-        replica = attach(world, more)
+    def work(world: World) -> tuple[Array, dict[str, Any], list[int]] | Exception | None:
+        replica, sizes = attach(world, more), list[int]()
+        replica.follow(lambda: sizes.append(replica.world.size))
         train(replica, 2)
         if world.rank in victims:
             perish(replica)
@@ -122,7 +123,7 @@ def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: st
             replica.detach()
             return loss
         replica.finish()
-        result = flat(snapshot(replica.model)), replica.stats()
+        result = flat(snapshot(replica.model)), replica.stats(), sizes
         replica.detach()
         return result
 
@@ -132,10 +133,34 @@ def test_a_node_is_lost_with_any_of_its_ranks(victims: tuple[int, ...], more: st
             assert found is None if rank in victims else isinstance(found, offbeat.PeerLost)
             continue
         assert isinstance(found, tuple)
-        end, stats = found
+        end, stats, sizes = found
+        assert sizes == [4]
         assert np.array_equal(end, results[0][0])
         assert [(loss["node"], loss["rank"]) for loss in stats["lost"]] == [(1, 2), (1, 3)]
         assert (stats["size"], stats["rank"], stats["step"]) == (4, rank, 12)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_node_that_ends_in_a_gather_is_not_waited_for() -> None:
+    """Whose other rank lives on, and does not detach."""
+    over = threading.Barrier(5)
+
+    def work(world: World) -> list[str] | None:
+        replica = attach(world)
+        train(replica, 2)
+        if world.rank == 3:
+            perish(replica)
+            return None
+        try:
+            return replica.gather(str(world.rank))
+        except offbeat.PeerLost:
+            return None
+        finally:
+            over.wait(30)
+            replica.detach()
+
+    told = ThreadWorld(nodes=NODES).run(work)
+    assert told == [["0", "1", "4", "5"]] * 2 + [None] * 2 + [["0", "1", "4", "5"]] * 2
 
 
 @pytest.mark.usefixtures("impatient")

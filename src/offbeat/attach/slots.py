@@ -125,8 +125,20 @@ class SlotFiller:
         return IdleParameters(Site.on("world", links, self.model, control=control).counted())
 
     def common(self) -> dict[str, Any]:
-        """Return the states of optimizers and other objects, for a rank that joins."""
-        registered = {name: each.state_dict() for name, each in self.registered.items()}
+        """Return the states of optimizers and other objects, for a rank that joins.
+
+        Raises ``ValueError`` if an object that the user has registered raises: one that cannot be
+        handed over is no reason for this rank to end.
+        """
+        registered = {}
+        for name, each in self.registered.items():
+            try:
+                registered[name] = each.state_dict()
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                raise ValueError(
+                    f"state_dict() of the registered {name!r} raised {said}"
+                ) from error
         held = [unsharded(each) for each in self._held]
         return {"optimizers": held, "registered": registered}
 

@@ -161,20 +161,19 @@ class Generation(Commits):
 
         if self.node is None:
             return survive()
-        try:
+        with self.node.resigning(self._resign):
             if verb is None:
                 return self.node.alone(survive, lambda: self.connection.heartbeat)
-            model = self.filler.model
+            model, known = self.filler.model, len(self.lost) + len(self.joined)
             parameters = [local(p) for p in model.trained.values()]
             changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
             told = changes, parameters, buffers, lambda: self.admission.lets_go
             with self.node.calling(verb):
                 result = self.node.together(verb, survive, *told)
             self.admission.wants_to_leave |= self.node.is_leaving
+            if not self.node.is_first and len(self.lost) + len(self.joined) > known:
+                adopt([])  # the first one has, and has warned
             return result
-        except PeerLost as loss:
-            self._resign()
-            raise self.node.report_error(loss) from loss
 
     def leave(self) -> None:
         """Let this rank leave, or its node, as soon as all have agreed on the step."""
@@ -219,7 +218,10 @@ class Generation(Commits):
 
     def gather(self, text: str) -> Callable[[], list[str]]:
         """Return a call for :meth:`together` that returns what every rank passes."""
-        inside = [text] if self.node is None else self.node.gather(text)
+        inside = [text]
+        if self.node is not None:
+            with self.node.resigning(self._resign):
+                inside = self.node.gather(text)
 
         def between() -> list[str]:
             nodes = gather_bytes(json.dumps(inside).encode(), self.connection.control)
@@ -228,10 +230,7 @@ class Generation(Commits):
         return between
 
     def close(self) -> None:
-        """End the heartbeats, the threads and the process groups; and the run, for all ranks.
-
-        If a rank of this node is lost, the other nodes go on.
-        """
+        """End heartbeats, threads and groups; and the run, unless a rank of this node is lost."""
         mates = self.node or self.connection.mates
         if mates is not None and mates.is_lost:
             self._resign()
@@ -285,8 +284,8 @@ class Generation(Commits):
         self.wait_from(self.progress.steps)
 
     def _reconnect(self, loss: PeerLost) -> Reconnected:
-        given = self.connection, self.filler, self.progress, loss
-        return survivors.reconnect(*given, self.made, self._following)
+        given = self.connection, self.filler, self.progress, loss, self.made, self._following
+        return survivors.reconnect(*given)
 
     @property
     def slots(self) -> list[BoundParameters | BoundGradients]:

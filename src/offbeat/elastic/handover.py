@@ -23,16 +23,18 @@ SCHEDULED = {  # settings of optimizers that the schedules of torch write
 }  # fmt: skip
 
 
-def give(tensors: Mapping[str, Tensor], state: Mapping[str, Any], rank: int, group: Group) -> None:
-    """Send the ``tensors`` of a model and ``state`` to ``rank``, which :func:`take` s.
+def give(
+    tensors: Mapping[str, Tensor], state: Callable[[], Mapping[str, Any]], rank: int, group: Group
+) -> None:
+    """Send the ``tensors`` of a model and what ``state`` returns to ``rank``, which :func:`take` s.
 
-    ``state``: what :func:`~offbeat.elastic.portable.taken_apart` can take apart; what it cannot
-    is an error of the newcomer. Bytes sent: those of all tensors, and some hundreds for each name
-    in the state.
+    That is what :func:`~offbeat.elastic.portable.taken_apart` can take apart; what it cannot, and a
+    ``ValueError`` of ``state``, is an error of the newcomer. Bytes sent: those of all tensors, and
+    some hundreds for each name in the state.
     """
     to, fault = group.ranks.index(rank), None
     try:
-        text, more = taken_apart(dict(state))
+        text, more = taken_apart(dict(state()))
     except ValueError as error:
         text, more, fault = "null", [], str(error)
     word = json.dumps([fault, _kinds(tensors), text]).encode()
@@ -57,7 +59,7 @@ def take(tensors: Mapping[str, Tensor], donor: int, group: Group) -> dict[str, A
     _receive([word], source, group)
     fault, kinds, text = json.loads(word.numpy().tobytes())
     if fault is not None:
-        raise ValueError(f"rank {donor} cannot hand over its state: it holds {fault}")
+        raise ValueError(f"rank {donor} cannot hand over its state: {fault}")
     if kinds != _kinds(tensors):
         raise ValueError(
             f"rank {donor} has buffers of other names, shapes or dtypes than this rank that "
@@ -91,7 +93,7 @@ def heal(
     here = control.ranks[control.rank]
     for rank in agreed.behind:
         if here == agreed.donor:
-            give({}, made(agreed), rank, control)
+            give({}, lambda: made(agreed), rank, control)
         elif here == rank:
             healed = take({}, agreed.donor, control)
     return healed

@@ -58,10 +58,14 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
     weight /= 1 + len(served) if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
-        state = _state(members, changes, weight, steps)
         with members.meter.timing("healing"):
             for newcomer in served:
-                give(tensors_of(model), state, newcomer, members.control)
+                give(
+                    tensors_of(model),
+                    lambda: _state(members, changes, weight, steps),
+                    newcomer,
+                    members.control,
+                )
     ranks = list(members.connection.world.ranks)
     return [
         f"{unit} {rank}: {coming} joined; {ranks} train on, with exchanges between all from step "

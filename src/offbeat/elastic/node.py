@@ -107,6 +107,15 @@ class Node:
             yield
         self.links.heartbeat.next_call(verb)
 
+    @contextmanager
+    def resigning(self, resign: Callable[[], None]) -> Iterator[None]:
+        """If a rank of the node is lost, ``resign`` from the run of nodes, and tell the others."""
+        try:
+            yield
+        except PeerLost as loss:
+            resign()
+            raise self.report_error(loss) from loss
+
     def attending(self) -> AbstractContextManager[None]:
         """Notice the loss of a rank of the node during a wait for others."""
         return nullcontext() if self.links is None else self.links.heartbeat.attending()

@@ -43,7 +43,8 @@ def taken_apart(value: Any) -> tuple[str, list[Tensor]]:
         if value is None or type(value) in (bool, int, float, str):
             return value
         raise ValueError(
-            f"a {type(value).__name__} ({ascii(value)[:60]}), expected numbers, text and tensors"
+            f"it holds a {type(value).__name__} ({ascii(value)[:60]}), expected numbers, text and "
+            "tensors"
         )
 
     return json.dumps(plain(value)), tensors

@@ -87,7 +87,7 @@ class Participation:
 
         Call it on all ranks, with the same names. On one that has joined, it loads what
         ``stateful.state_dict()`` has returned on its donor: numbers, text, tensors, and lists,
-        tuples and dicts of these. No communication.
+        tuples and dicts of these; if that raises, the rank that joins does. No communication.
 
         ``is_saved``: the state is part of :meth:`~Replica.state_dict`, as JSON, and loaded with it.
         """
