@@ -17,6 +17,7 @@ from torch.distributed import HashStore
 import offbeat
 from crowd import Crowd
 from held import descriptors, left_behind, settles, threads
+from offbeat.attach.slots import SlotFiller
 from offbeat.elastic import handover, join, join_barrier, joining, survivors
 from offbeat.elastic.generation import Generation
 from offbeat.replica import replicate
@@ -418,6 +419,49 @@ def test_a_member_dies(when: str, victim: int, monkeypatch: pytest.MonkeyPatch) 
         assert stats["size"] == 3
     lost = [each["rank"] for each in results[0][1]["lost"]]
     assert lost in ([victim], [3, victim], [victim, 3])
+
+
+def test_survivors_count_the_same_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member dies when some have connected to the newcomer, and one finds out before it has."""
+    fill, dead, old = SlotFiller.parameters, threading.Event(), dict[int, Links | None]()
+
+    def die_connecting(filler: SlotFiller, links: Any, control: Any) -> Any:
+        filled = fill(filler, links, control)
+        here = links is not None and (links.world.rank, links.world.size)
+        if here == (2, 5) and not dead.is_set():
+            dead.set()
+            perish(links)
+            perish(old[2])
+            raise Gone
+        if here == (1, 5) and len(late) == 0:
+            late.append(1)
+            with links.heartbeat.watching():
+                while not links.heartbeat.has_agreed_error:
+                    time.sleep(0.01)
+            links.heartbeat.raise_agreed_error()
+        return filled
+
+    late: list[int] = []
+    monkeypatch.setattr(SlotFiller, "parameters", die_connecting)
+
+    def work(world: World) -> dict[str, Any] | None:
+        replica = attach(world, "sgp('ring')")
+        old[world.rank] = replica._connection.links
+        try:
+            while 2 in replica.world.ranks or 4 not in replica.world.ranks:
+                time.sleep(0.005)
+                replica.step()
+        except Gone:
+            return None
+        return meet(replica)[1]
+
+    crowd = Crowd(4, work)
+    crowd.come(crowd.world.newcomer(), after=0.2)
+    told = [stats for stats in crowd.all() if stats is not None]
+    assert len(told) == 4, told
+    for stats in told:
+        assert stats["size"] == 4
+        assert (stats["joined"], stats["lost"]) == (told[0]["joined"], told[0]["lost"])
 
 
 @pytest.mark.fault("a run grows from one rank, shrinks to it and grows again", "it trains on")

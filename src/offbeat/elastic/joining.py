@@ -49,12 +49,11 @@ def admit(members: Generation, model: Exchanged, steps: int) -> list[str]:
         members.node.know(request.ranks)
     donor = donor_of(links.world.ranks, request.rank) + place
     served = [newcomer + place for newcomer in request.ranks]
-    texts = _connect(members, between, (donor, *served), steps)
-    if texts:
-        return texts
-    # Before it is given the model: it may be lost meanwhile.
+    # Before all connect, when one may be lost: some notice that then, and others in what follows.
     changes = [*members.lost], [*members.joined]
     _note(members, between.newcomers, steps)
+    if texts := _connect(members, between, (donor, *served), steps):
+        return texts
     weight /= 1 + len(served) if rank == donor else 1
     members.parameters.restart(weight)
     if rank == donor:
@@ -89,7 +88,7 @@ def _state(
 
 
 def _connect(members: Generation, between: Links, pair: tuple[int, ...], steps: int) -> list[str]:
-    """Connect to all; return lines for the log if one was lost meanwhile: then none has joined."""
+    """Connect to all; return lines for the log if one was lost meanwhile."""
     links, place = members.connection.links, members.progress._replace(steps=steps)
     earlier = members.connection
     current = replace(earlier, world=between.world, links=between, control=None)
