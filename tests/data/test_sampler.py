@@ -381,6 +381,25 @@ def test_ranks_of_a_replica_divide_each_epoch() -> None:
     assert ranks[0][0][:3] != ranks[0][1][:3], "another order in each epoch"
 
 
+def test_an_earlier_epoch_is_refused_and_a_resumed_one_has_its_whole_length() -> None:
+    replica = alone(1)
+    sampler = ElasticSampler(40, 4, replica, prefetch=10)
+    sampler.set_epoch(1)
+    first = iter_steps(sampler, 3)
+    replica.steps = 3
+    state, again = sampler.state_dict(), ElasticSampler(40, 4, replica, prefetch=10)
+    again.load_state_dict(state)
+    assert len(again) == 10
+    with pytest.raises(ValueError, match=r"epoch=0, but the run is in epoch 1; .*\['epoch'\]"):
+        again.set_epoch(0)
+    again.set_epoch(again.stats()["epoch"])
+    drawn = [*first, *iter_steps(again, 7)]
+    assert sorted(sample for batch in drawn for sample in batch) == list(range(40))
+    replica.steps = 10
+    again.set_epoch(2)
+    assert len(again) == 10
+
+
 def test_a_large_data_set_takes_no_memory() -> None:
     length = 2**40 + 3
     replica = alone(1000)

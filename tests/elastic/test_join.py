@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -595,6 +596,21 @@ def test_a_state_that_cannot_be_had_ends_no_donor() -> None:
     assert isinstance(error, ValueError)
     assert "the registered 'schedule' raised RuntimeError: no space left" in str(error)
     assert [stats["size"] for stats in members] == [3, 3, 3]
+
+
+@pytest.mark.fault("a script loads its last save as its rank joins", "it warns; all train on")
+def test_one_that_joins_loads_nothing(tmp_path: Path) -> None:
+    def work(world: World) -> dict[str, Any]:
+        replica = attach(world, CONTINUE)
+        found = offbeat.load_per_rank(tmp_path, missing_ok=True, replica=replica)
+        assert found == world.is_new
+        reached(replica, 1)
+        return meet(replica)[1]
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    with pytest.warns(RuntimeWarning, match="has joined a run and has its state"):
+        assert [stats["size"] for stats in crowd.all()] == [3, 3, 3]
 
 
 def until_told(replica: offbeat.Replica, told: threading.Event, ends: list[int]) -> dict[str, Any]:

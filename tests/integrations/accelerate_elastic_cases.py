@@ -36,6 +36,13 @@ def work(folder: Path, number: int) -> dict[str, Any]:
         schedule.step()
         optimizer.zero_grad()
         killed_and_joined.tell(folder, replica)
+    before = replica.stats()["total"]["bytes_sent"]
+    with accelerator.no_sync(model):
+        accelerator.backward(model(rows[:2]).square().mean())
+    sent = replica.stats()["total"]["bytes_sent"] - before
+    accelerator.backward(model(rows[:2]).square().mean())
+    optimizer.step()
+    schedule.step()
     accelerator.save_state(str(folder / "checkpoint"))
     replica.finish()
     found = {
@@ -43,6 +50,7 @@ def work(folder: Path, number: int) -> dict[str, Any]:
         "lost": [loss["rank"] for loss in replica.lost],
         "joined": [join["step"] for join in replica.joined],
         "first": accelerator.is_main_process,
+        "sent in no_sync": sent,
         "mine": [round(row) for row in mine],
         "alike": {
             "steps": replica.steps,

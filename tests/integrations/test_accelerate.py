@@ -121,6 +121,7 @@ def test_a_killed_rank_and_one_that_joins(killed_and_joined: list[dict[str, Any]
         found = rank["alike"]
         assert found["lr"] == [found["rate"]] == [pytest.approx(0.01 * 0.999 ** found["steps"])]
         assert "model.safetensors" in rank["saved"]
+        assert rank["sent in no_sync"] == 0
     assert sum(rank["first"] for rank in killed_and_joined) == 1
     mine = [row for rank in killed_and_joined for row in rank["mine"]]
     assert sorted(mine) == [0, 2, 4, 6, 8, 10]

@@ -20,7 +20,8 @@ class Pass(NamedTuple):
 
     ``returned`` and ``repeated`` count samples of earlier passes; ``late`` returned too late for
     one, which was saved at its end. ``earlier`` are passes of the last ``KEPT`` steps, at least the
-    one before: a rank may be lost before what it did there has committed.
+    one before: a rank may be lost before what it did there has committed. ``made`` counts the steps
+    of the epoch before a run resumed.
     """
 
     epoch: int
@@ -31,6 +32,7 @@ class Pass(NamedTuple):
     repeated: int = 0
     late: Intervals = ()
     earlier: "tuple[Pass, ...]" = ()
+    made: int = 0
 
     def plan(self, before: int = sys.maxsize) -> Plan:
         """Return the batches of all ranks and steps.
@@ -70,7 +72,7 @@ class Pass(NamedTuple):
         """
         ended = self.ended(step, before=step)
         start = ended.start._replace(left=(*self.carried(ended), *more))
-        return ended._replace(epoch=epoch, start=start, late=())
+        return ended._replace(epoch=epoch, start=start, late=(), made=0)
 
     def carried(self, ended: "Pass") -> Intervals:
         """Return what returned too late for this pass; nothing if it was left before its end."""
@@ -100,7 +102,7 @@ class Pass(NamedTuple):
                 [*self.start.sizes],
             ],
             "log": [*self.log],
-            "counts": [self.returned, self.repeated],
+            "counts": [self.returned, self.repeated, self.made],
             "late": _lists(self.late),
             "earlier": [each._saved() for each in self.earlier],
         }
@@ -124,7 +126,7 @@ class Pass(NamedTuple):
     def _read(state: Mapping[str, Any]) -> "Pass":
         step, ranks, left, sizes = state["start"]
         lost, joined, known, resized = state["log"]
-        returned, repeated = state["counts"]
+        returned, repeated, *made = state["counts"]
         return Pass(
             state["epoch"],
             Start(step, tuple(ranks), _pairs(left), tuple(sizes)),
@@ -134,6 +136,7 @@ class Pass(NamedTuple):
             repeated,
             _pairs(state["late"]),
             tuple(map(Pass._read, state["earlier"])),
+            *made,
         )
 
 

@@ -28,8 +28,7 @@ class ElasticSampler(Sampler[list[int]]):
     again; :meth:`stats` counts them. All ranks make the same number of steps. The last ones of an
     epoch may be smaller; with fewer samples than batches left, some are repeated, and counted.
 
-    ``set_epoch`` begins an epoch. The position is ``replica.steps``, and the state is part of that
-    of the replica.
+    ``set_epoch`` begins an epoch; the position is ``replica.steps``, the state part of its state.
 
     With ``most`` the batches of ranks that compute faster become larger, and those of slower ones
     smaller; with ``window`` slower ranks train on fewer batches: :meth:`balance`.
@@ -94,14 +93,9 @@ class ElasticSampler(Sampler[list[int]]):
         """
         self._replica, self._asked, self._is_told = replica, 0, False
         self._loaded: tuple[Pass, int] | None = None
-        arguments: dict[str, Any] = {
-            "length": length,
-            "batch_size": batch_size,
-            "seed": seed,
-            "shuffle": shuffle,
-        }
-        arguments |= {"drop_last": drop_last, "accumulate": accumulate, "prefetch": prefetch}
-        arguments |= {"most": most, "window": window}
+        arguments: dict[str, Any] = {"length": length, "batch_size": batch_size, "seed": seed}
+        arguments |= {"shuffle": shuffle, "drop_last": drop_last, "accumulate": accumulate}
+        arguments |= {"prefetch": prefetch, "most": most, "window": window}
         self._most, self._pace = most, Pace()
         self._resized: list[dict[str, Any]] = []
         fault = ""
@@ -134,7 +128,7 @@ class ElasticSampler(Sampler[list[int]]):
             step += 1
 
     def __len__(self) -> int:
-        """The number of batches of this rank in this epoch, if ranks stay the same.
+        """The number of batches of this rank in this epoch, from its start, if ranks stay the same.
 
         Raises ``TypeError`` with ``window``, as for a stream: it follows the speeds.
         """
@@ -144,7 +138,8 @@ class ElasticSampler(Sampler[list[int]]):
                 "speed; iterate to the end"
             )
         current = self._current()
-        return (self._plan(current).end - current.start.step) * self._layout.accumulate
+        steps = current.made + self._plan(current).end - current.start.step
+        return steps * self._layout.accumulate
 
     def rests(self, step: int) -> bool:
         """Return whether this rank makes the next step without a batch, after ``step`` steps.
@@ -165,11 +160,17 @@ class ElasticSampler(Sampler[list[int]]):
         Samples that returned too late for the epoch before come first. What is left of an epoch
         that was not trained to its end is dropped. With ``most`` it calls :meth:`balance`. With
         ``window`` ranks have made the same number of steps at the end of an epoch, and whenever it
-        is a multiple of ``window``.
+        is a multiple of ``window``. A rank that joins, or resumes, begins at ``stats()["epoch"]``:
+        an earlier epoch, whose samples would be used twice, is a ``ValueError``.
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r}, expected a whole number, 0 or more")
         current = self._current()
+        if epoch < current.epoch:
+            raise ValueError(
+                f"epoch={epoch}, but the run is in epoch {current.epoch}; where ranks join or a "
+                "run resumes, begin the loop at sampler.stats()['epoch']"
+            )
         self._asked = epoch
         if epoch != current.epoch:
             if self._most is not None:
@@ -218,7 +219,7 @@ class ElasticSampler(Sampler[list[int]]):
         ended = current.ended(step)
         if left := current.carried(ended):
             start = ended.start._replace(left=left)
-            self._pass = ended._replace(start=start, layout=self._layout, late=())
+            self._pass = ended._replace(start=start, layout=self._layout, late=(), made=0)
         return bool(left)
 
     def stats(self) -> dict[str, int]:
@@ -293,19 +294,20 @@ class ElasticSampler(Sampler[list[int]]):
                 f"the state of the sampler is of step {step}, but the replica has made {steps} "
                 "steps; load the state of the replica, too, before the first batch"
             )
-        ended, is_over = loaded.ended(steps), loaded.plan().is_over(steps)
+        ended, plan = loaded.ended(steps), loaded.plan()
         self._resized = []
         begun, before = self._begin(loaded.epoch, ()), ended.start
         sizes = before.sizes if self._is_balanced and begun.start.ranks == before.ranks else ()
-        same = [(each.batch_size, each.window) for each in (self._layout, loaded.layout)]
-        sizes = sizes if same[0] == same[1] else ()
-        left = () if is_over else before.left
+        ours, theirs = ((each.batch_size, each.window) for each in (self._layout, loaded.layout))
+        sizes = sizes if ours == theirs else ()
+        left = () if plan.is_over(steps) else before.left
         resumed = begun._replace(
             start=begun.start._replace(left=left, sizes=sizes),
             returned=ended.returned,
             repeated=ended.repeated,
             late=loaded.carried(ended),
             earlier=ended.earlier,
+            made=loaded.made + min(steps, plan.end) - loaded.start.step,
         )
         if self._asked > resumed.epoch:  # a loader loads it after the next epoch was asked for
             return self._next(resumed, self._asked, (self._order.epoch(self._asked),))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,9 @@ from offbeat.exchange.sharding import is_sharded
 def taken_apart(value: Any) -> tuple[str, list[Tensor]]:
     """Return ``value`` as JSON, and the tensors in it in order: :func:`put_together` joins them.
 
-    For None, bool, int, float, str, tensors, also sparse ones, and lists, tuples and dicts of
-    these; floats keep every bit. Raises ``ValueError`` for anything else.
+    For None, bool, int, float, str, numbers of numpy, which become those of Python, tensors, also
+    sparse ones, and lists, tuples and dicts of these; floats keep every bit. Raises ``ValueError``
+    for anything else.
 
     >>> text, (tensor,) = taken_apart({"betas": (0.9, 0.99), 0: torch.ones(2)})
     >>> put_together(text, [tensor])
@@ -40,6 +42,8 @@ def taken_apart(value: Any) -> tuple[str, list[Tensor]]:
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [plain(inner) for inner in value]}
+        if isinstance(value, np.generic):  # of a schedule that computes with numpy
+            value = value.item()
         if value is None or type(value) in (bool, int, float, str):
             return value
         raise ValueError(

@@ -16,12 +16,17 @@ from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.accelerate_elastic import StorePlace
 from offbeat.integrations.replicas import consensus, share_of
-from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
+from offbeat.integrations.without_ddp import NoSync, no_sync, require_whole_models, without_ddp
 from offbeat.platform.process_group import is_running
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
-from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
+from offbeat.replica.saving.per_rank import (
+    Stateful,
+    has_just_joined,
+    load_save,
+    save_per_rank,
+)
 from offbeat.replica.saving.rank_files import RankFiles
 from offbeat.transport.group import Group
 from offbeat.transport.small_gathers import gather_bytes
@@ -85,6 +90,7 @@ def prepare(
     read = {"optimizer": [o.optimizer for o in optimizers], "scaler": accelerator.scaler}
     replica = replicate(models[0], chosen, mesh=mesh, elastic=elastic, weighted=weighted, **read)
     if place is not None:
+        accelerator.no_sync = no_sync  # which sees one process only
         place.adopt(replica)
         replica.follow(lambda: place.adopt(replica))
     if place is not None and later:
@@ -172,7 +178,9 @@ class _Checkpoints:
         return saved
 
     def load(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Load what all ranks share, then what belongs to this one."""
+        """Load what all ranks share, then what belongs to this one; nothing on one that joins."""
+        if self.replicas and has_just_joined(self.replicas[0]):
+            return
         if input_dir is None and self.accelerator.project_dir is not None:
             input_dir = newest_checkpoint(Path(self.accelerator.project_dir, "checkpoints"))
         self._load(input_dir, *args, **kwargs)

@@ -14,7 +14,7 @@ from offbeat.integrations.accelerate import newest_checkpoint
 from offbeat.integrations.accelerate_elastic import StorePlace
 from offbeat.integrations.replicas import Replicas, consensus, share_of
 from offbeat.integrations.transformers_elastic import TrainState
-from offbeat.integrations.without_ddp import NoSync, require_whole_models, without_ddp
+from offbeat.integrations.without_ddp import NoSync, no_sync, require_whole_models, without_ddp
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
 from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
@@ -103,6 +103,8 @@ class OffbeatCallback(TrainerCallback):
             self._detach()  # with auto_find_batch_size this is another attempt
             self.replicas.attach(model, [optimizer.optimizer], self.trainer.accelerator.scaler)
         model.no_sync = NoSync(*self.replicas.each)  # type: ignore[assignment]
+        if self._place is not None:
+            self.trainer.accelerator.no_sync = no_sync  # which sees one process only
         if self.replicas.is_behind:
             self._train_state.begin()
         elif self._folder is not None:

@@ -1,7 +1,7 @@
 """A model that Hugging Face Accelerate prepares without DistributedDataParallel."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -32,6 +32,12 @@ def without_ddp(accelerator: "Accelerator") -> Iterator[None]:
         yield
     finally:
         del accelerator.prepare_model  # the method of the class is visible again
+
+
+def no_sync(model: Any) -> AbstractContextManager[None]:
+    """Enter ``model.no_sync``, as an accelerator does that knows of other processes."""
+    context: AbstractContextManager[None] = getattr(model, "no_sync", nullcontext)()
+    return context
 
 
 @final

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 import offbeat
 from offbeat.testing import ThreadWorld, snapshot
@@ -20,11 +22,13 @@ from recipe_cases import CASES, Case, of_each_recipe
 pytestmark = pytest.mark.usefixtures("fast_heartbeat")
 
 
-def build(world: World, text: str) -> tuple[nn.Module, Optimizer, offbeat.Replica]:
+def build(
+    world: World, text: str, elastic: bool = False
+) -> tuple[nn.Module, Optimizer, offbeat.Replica]:
     model = seeded(0, lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
     optimizer = Adam(model.parameters(), lr=0.01)
-    algorithm = offbeat.algorithm(text)
-    return model, optimizer, offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer)
+    given = {"mesh": world, "optimizer": optimizer, "elastic": elastic}
+    return model, optimizer, offbeat.replicate(model, offbeat.algorithm(text), **given)
 
 
 def backward(model: nn.Module, rank: int, step: int) -> None:
@@ -101,6 +105,81 @@ def test_another_number_of_ranks_after_finish(tmp_path: Path) -> None:
 
     ThreadWorld(2).run(save)
     ThreadWorld(3).run(load)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", ["ddp", "sgp(overlap=1)", "local_sgd(every=4)", "lags(0.3)"])
+def test_ranks_with_other_numbers_go_on_bit_for_bit(text: str, tmp_path: Path) -> None:
+    """Those of a run that has lost one: the ranks 0, 2 and 3 start again as 0, 1 and 2."""
+    ends: dict[int, dict[str, Tensor]] = {}
+
+    def save(world: World) -> None:
+        model, optimizer, replica = build(world, text, elastic=True)
+        train(model, optimizer, replica, range(2))
+        early = replica.state_dict()
+        if world.rank == 1:
+            assert replica._connection.links is not None
+            replica._connection.links.heartbeat._end_thread()
+            return
+        train(model, optimizer, replica, range(2, 12))
+        replica.load_state_dict(early)  # of four ranks, one of which is lost since
+        last = replica.steps + 3
+        train(model, optimizer, replica, range(replica.steps, last))
+        offbeat.save_per_rank(tmp_path, replica=replica, optimizer=optimizer, model=model)
+        ends[world.rank] = train(model, optimizer, replica, range(last, last + 4))
+        replica.detach()
+
+    def load(world: World) -> None:
+        model, optimizer, replica = build(world, text)
+        parts = {"replica": replica, "optimizer": optimizer, "model": model}
+        assert offbeat.load_per_rank(tmp_path, missing_ok=True, **parts)
+        assert replica.steps == 5
+        rank = sorted(ends)[world.rank]
+        for step in range(5, 9):
+            backward(model, rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        assert same(snapshot(model), ends[rank])
+        replica.detach()
+
+    with pytest.warns(RuntimeWarning, match="lost"):
+        ThreadWorld(4).run(save)
+    assert sorted(ends) == [0, 2, 3]
+    ThreadWorld(3).run(load)
+
+
+def test_ranks_with_other_numbers_need_all_files(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        parts = build(world, "sgp")
+        train(*parts, range(2))
+        offbeat.save_per_rank(tmp_path / "all", replica=parts[2])
+        parts[2].detach()
+
+    ThreadWorld(2).run(work)
+    for rank, other in ((0, 0), (1, 5)):  # as on nodes that see their own files only
+        (tmp_path / str(rank)).mkdir()
+        file = tmp_path / "all" / f"offbeat-save1-rank{rank}-of-2.pt"
+        file.rename(tmp_path / str(rank) / f"offbeat-save1-rank{other}-of-2.pt")
+
+    def load(world: World) -> None:
+        _, _, replica = build(world, "sgp")
+        offbeat.load_per_rank(tmp_path / str(world.rank), missing_ok=True, replica=replica)
+
+    with pytest.raises(ValueError, match="where they see all files"):
+        ThreadWorld(2).run(load)
+
+
+def test_numbers_of_numpy_are_read_again(tmp_path: Path) -> None:
+    model, optimizer, replica = build(ThreadWorld(1).world(0), "ddp")
+    schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 7)))
+    train(model, optimizer, replica, range(1))
+    schedule.step()
+    parts = {"replica": replica, "optimizer": optimizer, "schedule": schedule}
+    before = copy.deepcopy(optimizer.state_dict())
+    offbeat.save_per_rank(tmp_path, **parts)
+    assert offbeat.load_per_rank(tmp_path, **parts)
+    assert same(optimizer.state_dict(), before)
 
 
 @pytest.mark.parametrize("name", ["with space", "[a*b]?{x}", "memory://a/b"])

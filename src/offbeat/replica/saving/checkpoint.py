@@ -16,14 +16,21 @@ from offbeat.functional import pack
 from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
 from offbeat.replica.saving.checksum import checksum
+from offbeat.replica.saving.entries import (
+    NODES,
+    REGISTERED,
+    SUM,
+    choose,
+    entries_of,
+    key_of,
+    nodes_of,
+    own_key,
+    places_of,
+    ranks_of,
+)
 from offbeat.replica.saving.structure import require_finite, require_same_structure
 from offbeat.transport.small_gathers import gather_bytes, raise_alike
 from offbeat.transport.world import World
-
-_HEAD: Saved = {"size": 1, "step": 0, "settled": True, "ranks_differ": True, "algorithm": ""}
-_PARTS = "gradients", "parameters", "model"
-_SUM, _NODES, _REGISTERED = "checksum", "nodes", "registered"
-_LATER = {_SUM, _NODES, _REGISTERED}  # a state without them was saved by an earlier version
 
 
 class Resume(NamedTuple):
@@ -32,11 +39,6 @@ class Resume(NamedTuple):
     entry: Saved
     gradients: Saved | None
     parameters: Saved | None
-
-
-def _key(world: World) -> str:
-    """Return the name of a rank's entry: tools keep one copy of values with equal names."""
-    return f"rank{world.rank}"
 
 
 def _kept(model: Exchanged, ranks_differ: bool) -> dict[str, Tensor]:
@@ -48,7 +50,7 @@ def _kept(model: Exchanged, ranks_differ: bool) -> dict[str, Tensor]:
 
 def save(members: Generation, step: int, is_averaged: bool, own: Mapping[str, Tensor]) -> Saved:
     """Return ``{"rank<r>": entry}`` of copies; ``own``: tensors where the model shows others."""
-    key, ranks_differ = _key(members.world), not keeps_equal(members.algorithm)
+    key, ranks_differ = key_of(members.world), not keeps_equal(members.algorithm)
     kept = _kept(members.filler.model, ranks_differ)
     tensors = {name: own.get(name, tensor) for name, tensor in kept.items()}
     entry = {
@@ -57,14 +59,14 @@ def save(members: Generation, step: int, is_averaged: bool, own: Mapping[str, Te
         "settled": is_averaged,
         "ranks_differ": ranks_differ,
         "algorithm": repr(members.algorithm),
-        _NODES: _nodes(members.world),
+        NODES: nodes_of(members.world),
         "gradients": members.gradients.save(),
         "parameters": members.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
     states = {name: json.dumps(each.state_dict()) for name, each in members.filler.saved.items()}
-    entry |= {_REGISTERED: states} if states else {}
-    return {key: entry | {_SUM: checksum({key: entry})}}
+    entry |= {REGISTERED: states} if states else {}
+    return {key: entry | {SUM: checksum({key: entry})}}
 
 
 def fault_in_node(members: Generation, saved: Saved) -> str | None:
@@ -92,7 +94,7 @@ def load(members: Generation, saved: Saved, fault: str | None) -> tuple[int, boo
     """Restore a saved state and return its step, and whether all replicas were equal then."""
     found = check(members, saved, fault)
     entry = found.entry
-    _load_registered(members, entry.get(_REGISTERED, {}))
+    _load_registered(members, entry.get(REGISTERED, {}))
     # Nothing below may fail: another rank may have written its parameters already.
     own = _kept(members.filler.model, entry["ranks_differ"])
     with torch.no_grad():
@@ -142,11 +144,11 @@ def _read(members: Generation, saved: object) -> Resume:
     """Return what this rank resumes from; raise ``ValueError`` if there is nothing."""
     # Waits for what is in flight, since slots show their own state for comparison: a loss is found
     # here, before anything is written.
-    used = _choose(members, _entries(saved))
+    used = choose(members, entries_of(saved))
     entry = next(iter(used.values()))
     for key, other in used.items():
-        content = {name: value for name, value in other.items() if name != _SUM}
-        if _SUM in other and other[_SUM] != checksum({key: content}):
+        content = {name: value for name, value in other.items() if name != SUM}
+        if SUM in other and other[SUM] != checksum({key: content}):
             raise ValueError(
                 f"the state {key!r} is not what was saved: its checksum is wrong; the file was "
                 "damaged or its values were changed or cast since; load another checkpoint"
@@ -182,82 +184,6 @@ def _short(text: str) -> str:
         return text
 
 
-def _entries(saved: object) -> dict[str, Saved]:
-    """Return the entries of all ranks in ``saved``, each with all its parts."""
-    entries = {
-        key: entry
-        for key, entry in (saved.items() if isinstance(saved, dict) else ())
-        if isinstance(key, str) and re.fullmatch(r"rank\d+", key)
-    }
-    if not entries:
-        raise ValueError(
-            f"cannot load {ascii(saved)[:60]}; pass what state_dict() returned after a step()"
-        )
-    for key, entry in entries.items():
-        if not isinstance(entry, dict) or {*entry} - _LATER != {*_HEAD, *_PARTS}:
-            raise ValueError(
-                f"cannot load {ascii(entry)[:60]} as {key!r}; pass what state_dict() returned "
-                "after a step()"
-            )
-        require_same_structure(_HEAD, {name: entry[name] for name in _HEAD}, key)
-        for part in _PARTS:
-            if not isinstance(entry[part], dict):
-                raise ValueError(f"{key}[{part!r}] is {ascii(entry[part])[:40]}, expected a dict")
-        if entry["size"] < 1 or entry["step"] < 0:
-            raise ValueError(f"{key} is of {entry['size']} ranks after {entry['step']} steps")
-    return entries
-
-
-def _choose(members: Generation, entries: Mapping[str, Saved]) -> dict[str, Saved]:
-    """Return the entries this rank resumes from, first the one whose model it takes.
-
-    That is its own, or any where the ranks were equal; the others may have residuals to inherit.
-    """
-    world, key = members.world, _key(members.world)
-    own = entries.get(key)
-    # A larger size: saved before losses that this rank has survived.
-    if own is not None and world.size <= own["size"] <= world.size + len(world.lost):
-        return {key: own}
-    key = key if own is not None else _stand_in(members, entries)
-    entry = entries[key]
-    if entry["settled"] or not entry["ranks_differ"]:
-        moments = {(e["size"], e["step"], e["algorithm"]) for e in entries.values()}
-        if len(moments) > 1:
-            raise ValueError(
-                f"the entries {list(entries)} are of different runs or steps; load what all ranks "
-                "saved at the same time"
-            )
-        return {key: entry, **entries}
-    if entry["size"] == world.size:
-        raise ValueError(
-            f"its entry is missing, found {[*entries]}: every rank saves and loads its own, for "
-            "instance by offbeat.save_per_rank() and load_per_rank()"
-        )
-    raise ValueError(
-        f"found the state of one of {entry['size']} ranks that had not finished, for a world of "
-        f"{world.size}; start {entry['size']} ranks, each with its own state, or call finish() "
-        "before saving to change the number of ranks"
-    )
-
-
-def _stand_in(members: Generation, entries: Mapping[str, Saved]) -> str:
-    """Return a key of an entry for a rank that has none: of sharded models one of its shard."""
-    if not members.filler.model.is_sharded:
-        return next(iter(entries))
-    for key, entry in entries.items():
-        rank = int(key.removeprefix("rank"))
-        if any(rank in n and n.index(rank) == members.world.local_rank for n in entry[_NODES]):
-            return key
-    raise ValueError(
-        f"found {[*entries]}, none of them of shard {members.world.local_rank} of a node; load the "
-        "entries of all ranks of a node"
-    )
-
-
-def _nodes(world: World) -> list[list[int]]:
-    return [list(node) for node in world.nodes]
-
-
 def _require_fitting_model(members: Generation, entry: Saved) -> None:
     expected = _kept(members.filler.model, entry["ranks_differ"])
     require_same_structure(expected, entry["model"], "state['model']")
@@ -269,19 +195,17 @@ def _require_fitting_model(members: Generation, entry: Saved) -> None:
 def _inherit(members: Generation, used: Mapping[str, Saved], entry: Saved) -> Saved | None:
     """Return the state for the gradients slot: of its own rank, merged from several, or None."""
     slot, world = members.gradients, members.world
-    before, place = list(range(entry["size"])), (world.rank, world.size)
-    is_same = len(before) == world.size
+    before, place = ranks_of(entry), (world.ranks.index(world.rank), world.size)
     if members.filler.model.is_sharded:  # only the ranks that held this shard, one of each node
         shard = world.local_rank
-        before = [node[shard] for node in entry[_NODES] if shard < len(node)]
+        before = [node[shard] for node in entry[NODES] if shard < len(node)]
         place = world.node, len(world.nodes)
-        is_same = entry[_NODES] == _nodes(world)
     own, saved = slot.save(), {}
     for index, rank in enumerate(before):
         if f"rank{rank}" in used:
             saved[index] = used[f"rank{rank}"]["gradients"]
             _require_fitting_slot(slot, own, saved[index], f"rank{rank}['gradients']")
-    if is_same and (mine := used.get(_key(members.world))) is not None:
+    if (mine := used.get(own_key(world, used))) is not None:
         return dict(mine["gradients"])
     assert members.algorithm.gradients is not None, "the slot is in use"
     return members.algorithm.gradients.inherit(saved, len(before), *place)
@@ -291,13 +215,14 @@ def _continued(members: Generation, entry: Saved) -> Saved | None:
     """Return the state for the parameters slot; None where it starts anew from the models."""
     if entry["size"] != members.world.size:  # ranks were equal then, or are the survivors of a loss
         return None
-    nodes = _nodes(members.world)
+    nodes = nodes_of(members.world)
     site = members.parameters.site
-    if site is not None and site.axis == "node" and entry.get(_NODES, nodes) != nodes:
+    before = places_of(entry.get(NODES, nodes))
+    if site is not None and site.axis == "node" and before != places_of(nodes):
         if entry["settled"]:
             return None
         raise ValueError(
-            f"found the state of the nodes {ascii(entry[_NODES])[:60]}, but these are {nodes}; "
+            f"found the state of the nodes {ascii(entry[NODES])[:60]}, but these are {nodes}; "
             "start on the same nodes, or call finish() before saving"
         )
     slot, saved = members.parameters, entry["parameters"]

@@ -16,7 +16,10 @@ from offbeat.exchange import Saved
 from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
 from offbeat.replica.replica import Replica
+from offbeat.replica.saving.entries import own_key, ranks_of
 from offbeat.replica.saving.rank_files import RankFiles, Save
+
+NODE = 128  # ranks that a node may have, and so files of a save in a folder of its own
 
 
 class Stateful(Protocol):
@@ -68,6 +71,7 @@ def load_per_rank(
     interrupted, this is the newest one that all ranks have, and rank 0 warns with its step. A
     folder that was saved right after ``finish()``, or under a method that keeps ranks equal, may be
     loaded by another number of ranks. New ranks then take the optimizer of the lowest rank in it.
+    A rank that has just joined a run has its state: it warns, loads nothing and returns True.
 
     Raises ``ValueError``, the same on all ranks, if the file of a rank is missing, damaged or does
     not hold exactly these parts, and as ``Replica.load_state_dict`` does. All parts then are as
@@ -87,6 +91,8 @@ def load_save(
     """Load as :func:`load_per_rank`; the save of this number, by default the newest."""
     replicas, files = _replicas(parts), RankFiles(folder)
     first = next(iter(replicas.values()))
+    if has_just_joined(first):
+        return True
     chosen, newest = _choose(files, first, number)
     if chosen is None and missing_ok:
         return False
@@ -103,6 +109,21 @@ def load_save(
             f"the last save in {files.folder} was interrupted; loaded the newest that all ranks "
             f"have, of step {first.steps}"
         )
+    return True
+
+
+def has_just_joined(replica: Replica) -> bool:
+    """Return whether this rank has come to a run and made no step; warn that it loads nothing.
+
+    The others train, and do not load with it.
+    """
+    here = replica.world.rank, replica.steps
+    if all((join["rank"], join["step"] + 1) != here for join in replica.joined):
+        return False
+    warn(
+        f"rank {here[0]} has joined a run and has its state: it loads nothing; register() what "
+        "else it needs, such as a schedule"
+    )
     return True
 
 
@@ -149,16 +170,25 @@ def _choose(files: RankFiles, replica: Replica, number: int | None) -> tuple[Sav
     """Return the newest save that all ranks have, and the newest that any rank has a file of."""
     world = replica.world
     with _alike(replica, f"cannot read the folder {files.folder}"):
-        mine = [(*save, is_whole) for save, is_whole in files.whole(world.rank, world.size).items()]
-    everyone = [
-        {Save(n, size): is_whole for n, size, is_whole in seen if number in (None, n)}
+        found = files.whole(world.rank, world.size)
+        # What a node sees of a save whose other files lie elsewhere.
+        parts = {s: [*r] for s, r in files.saves().items() if len(r) < min(s.size, NODE)}
+        mine = [(*save, is_whole, parts.get(save, [])) for save, is_whole in found.items()]
+    told = [
+        {Save(n, size): word for n, size, *word in seen if number in (None, n)}
         for seen in _gather(replica, mine)
     ]
-    newest = max((save for seen in everyone for save in seen), default=Save(0, 0))
-    common = set.intersection(*map(set, everyone))
-    whole = [save for save in common if all(seen[save] for seen in everyone)]
-    # Of another number of ranks, some files may lie on nodes that take no part any more.
-    unseen = [save for save in common if save.size != world.size]
+    newest = max((save for seen in told for save in seen), default=Save(0, 0))
+    common = set.intersection(*map(set, told))
+    whole = [save for save in common if all(seen[save][0] for seen in told)]
+    # Some files may lie on nodes that take no part any more, or on those of ranks that had others'
+    # numbers: then the ranks that miss theirs say so.
+    spread = set[Save]()
+    for save in common:
+        ranks = {rank for seen in told for rank in seen[save][1]}
+        if ranks and len(ranks) >= save.size <= max(ranks):
+            spread.add(save)
+    unseen = [save for save in common if save.size != world.size or save in spread]
     return max(whole, default=min(unseen, default=None)), newest
 
 
@@ -167,22 +197,30 @@ def _read(files: RankFiles, save: Save, replica: Replica, parts: dict[str, State
     world, ranks = replica.world, sorted(files.saves().get(save, ()))
     name = next(iter(_replicas(parts)))
 
+    def goes_on(saved: Saved) -> int | None:
+        """The rank whose file this one goes on with, by what a file says of all; None for none."""
+        key = own_key(world, saved[name])
+        return int(key.removeprefix("rank")) if key and size(saved) == world.size else None
+
     def size(saved: Saved) -> int:
-        found: int = next(iter(saved[name].values()))["size"]
-        return found
+        return len(ranks_of(next(iter(saved[name].values()))))
 
     own = _load(files, save, world.rank, parts) if world.rank in ranks else None
-    if own is not None and size(own) == world.size:
+    if own is not None and goes_on(own) == world.rank:
         return own
-    found = [_load(files, save, rank, parts) for rank in ranks]
-    if not found or (own is None and size(found[0]) == world.size):
+    found = {rank: _load(files, save, rank, parts) for rank in ranks}
+    wanted = goes_on(next(iter(found.values()))) if found else world.rank
+    if wanted in found:
+        return found[wanted]
+    if wanted is not None:
         raise ValueError(
-            f"rank {world.rank}'s file is missing, found those of the ranks {ranks}: every rank "
-            "saves and loads its own; call save_per_rank() on every rank, not on rank 0 alone"
+            f"rank {wanted}'s file is missing, found those of the ranks {ranks}: every rank saves "
+            "and loads its own; call save_per_rank() on every rank, not on rank 0 alone, and start "
+            "ranks with other numbers than before where they see all files"
         )
-    merged = dict(own or found[0])
+    merged = dict(own or found[ranks[0]])
     for name in _replicas(parts):
-        merged[name] = {key: entry for one in found for key, entry in one[name].items()}
+        merged[name] = {key: entry for one in found.values() for key, entry in one[name].items()}
     return merged
 
 

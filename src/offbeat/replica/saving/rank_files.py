@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from offbeat.exchange import Saved
@@ -57,10 +58,10 @@ class RankFiles:
 
     def whole(self, rank: int, size: int) -> dict[Save, bool]:
         """Return each save, and whether ``rank`` of ``size`` ranks finds all that it would read."""
-        found = self.saves().items()
+        # Ranks that start again may have other numbers than those that have saved.
         return {
-            save: rank in ranks if save.size == size else len(ranks) >= save.size
-            for save, ranks in found
+            save: len(ranks) >= save.size or (save.size == size and rank in ranks)
+            for save, ranks in self.saves().items()
         }
 
     def write(self, save: Save, rank: int, content: Saved) -> None:
@@ -69,7 +70,7 @@ class RankFiles:
         path = f"{self._root}/offbeat-save{save.number}-rank{rank}-of-{save.size}.pt"
         try:
             with self._files.open(f"{path}.part", "wb") as file:
-                torch.save(content, file)
+                torch.save(_plain(content), file)
                 if self._is_local:
                     file.flush()
                     os.fsync(file.fileno())
@@ -127,6 +128,15 @@ def _parsed(path: Any) -> _File | None:
         return None
     number, rank, size, part = found.groups()
     return _File(path, Save(int(number or 0), int(size or 0)), int(rank), part is not None)
+
+
+def _plain(value: Any) -> Any:
+    """Make numbers of numpy those of Python: files with others are refused when they are read."""
+    if type(value) is dict:
+        return {key: _plain(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _cause(error: BaseException) -> BaseException:
