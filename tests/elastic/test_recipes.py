@@ -154,6 +154,24 @@ def test_a_rank_joins(text: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("text", COUPLED)
+def test_a_rank_that_began_alone_exchanges_with_one_that_joins(text: str) -> None:
+    def work(world: World) -> tuple[int, Array, dict[str, Any]]:
+        rank = Rank(world, text)
+        while not rank.replica.joined or rank.replica.steps < rank.replica.joined[0]["step"] + 8:
+            time.sleep(0.01)
+            rank.step()
+        if rank.replica.steps % 2:
+            rank.step()
+        return rank.ends()
+
+    crowd = Crowd(1, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    one, two = (own for _, own, _ in crowd.all())
+    np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("text", [text for text in RECIPES if not text.startswith("daso")])
 @pytest.mark.fault(
     "a rank leaves an elastic run (leave())",

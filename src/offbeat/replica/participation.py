@@ -158,8 +158,10 @@ class Participation:
 
     def _adopt(self, texts: Sequence[str]) -> None:
         """Go on with the ranks that take part now; ``texts`` say who was lost or has joined."""
-        self._connection = self._members.connection
+        self._connection, was_empty = self._members.connection, self._watch.slot.is_empty
         self._take_slots()
+        if was_empty and not self._watch.slot.is_empty:  # others have come to a rank without mates
+            self._watch.hook()
         self._watch.is_first = False  # others may be past their first step
         for follow in self._followers:
             follow()
