@@ -21,6 +21,7 @@ from held import descriptors, left_behind, settles, threads
 from offbeat.attach.slots import SlotFiller
 from offbeat.elastic import handover, join, join_barrier, joining, survivors
 from offbeat.elastic.generation import Generation
+from offbeat.methods.average import BoundAverage
 from offbeat.replica import replicate
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.links import Links
@@ -568,6 +569,35 @@ def test_what_does_not_fit_is_told_to_the_newcomer_alone(
     assert said in str(results[3])
     for stats in results[:3]:
         assert (stats["joined"], stats["lost"], stats["size"]) == ([], [], 3)
+
+
+@pytest.mark.fault("a rank leaves in the step in which another joins", "the others do not wait")
+def test_a_rank_leaves_in_the_step_of_a_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So slow that all hear of it in that step, the new rank too."""
+    step, slow = BoundAverage.step, threading.Event()
+
+    def step_slowly(slot: Any, number: int) -> None:
+        if slot.site.size == 4 and slot.site.rank == 1 and not slow.is_set():
+            slow.set()
+            time.sleep(1.5)
+        step(slot, number)
+
+    monkeypatch.setattr(BoundAverage, "step", step_slowly)
+
+    def work(world: World) -> dict[str, Any] | None:
+        replica = attach(world, "local_sgd(every=1)")
+        if world.rank == 2:
+            replica.follow(lambda: replica.has_left or replica.leave())
+        while not replica.has_left and (not replica.lost or not replica.joined):
+            time.sleep(0.005)
+            replica.step()
+        return None if replica.has_left else meet(replica, 8)[1]
+
+    crowd = Crowd(3, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    told = [stats for stats in crowd.all() if stats is not None]
+    assert [stats["size"] for stats in told] == [3, 3, 3]
+    assert all(stats["lost"] == told[0]["lost"] for stats in told)
 
 
 class Broken:

@@ -81,6 +81,7 @@ def _state(
         "phase": members.control.detector.phase,
         "changes": changes,
         "weight": weight,
+        "committed_in": members.committed_in,
         "ahead_from": members.ahead_from,
         "slots": [slot.common() for slot in members.slots],
         "held": members.filler.common(),
@@ -115,7 +116,7 @@ def join(members: Generation, model: Exchanged) -> None:
         slot.begin_with(common)
     members.progress = Progress(*state["progress"])
     members.steps = members.progress.steps
-    members.ahead_from = state["ahead_from"]
+    members.committed_in, members.ahead_from = state["committed_in"], state["ahead_from"]
     members.lost[:], members.joined[:] = state["changes"]
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)

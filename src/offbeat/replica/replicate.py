@@ -143,7 +143,8 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
         if isinstance(found, Generation):
             replica = Replica(found)
             replica._end_step()  # the exchange of the step after which it has joined
-            replica._go_on()  # after which the others may switch
+            replica._let_go()  # after which another may leave
+            replica._go_on()  # and the others may switch
             return replica
         run = found
     connection = connect(filler, mesh, run, node.meter if node else None)
