@@ -16,7 +16,11 @@ from ranks import fork_server, torchrun_forked
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "integrations"
 # Imported once for all ranks of a host, if these tests are the first to start processes.
-IMPORTED = {"lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
+IMPORTED = {
+    "accelerate": "accelerate",
+    "lightning": "lightning.pytorch",
+    "transformers": "transformers.trainer",
+}
 
 Cases = dict[str, list[dict[str, Any]]]
 
@@ -40,7 +44,7 @@ def _found(request: pytest.FixtureRequest, paths: pytest.TempPathFactory, worker
     host, which is written to the folder.
     """
     host = request.module.__name__.removeprefix("test_")
-    fork_server(IMPORTED.get(host, "accelerate"))
+    fork_server(IMPORTED[host])
     page = (PAGES / f"{host}.md").read_text("utf-8")
     ((script, name),) = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", page, re.DOTALL)
     path = paths.mktemp(host) / name

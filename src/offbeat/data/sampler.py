@@ -28,7 +28,7 @@ class ElasticSampler(Sampler[list[int]]):
     again; :meth:`stats` counts them. All ranks make the same number of steps. The last ones of an
     epoch may be smaller; with fewer samples than batches left, some are repeated, and counted.
 
-    ``set_epoch`` begins an epoch; the position is ``replica.steps``, the state part of its state.
+    ``set_epoch`` begins an epoch; the position is ``replica.steps``, saved with the replica.
 
     With ``most`` the batches of ranks that compute faster become larger, and those of slower ones
     smaller; with ``window`` slower ranks train on fewer batches: :meth:`balance`.

@@ -23,8 +23,8 @@ from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import (
     Stateful,
-    has_just_joined,
     load_save,
+    loads_nothing,
     save_per_rank,
 )
 from offbeat.replica.saving.rank_files import RankFiles
@@ -179,7 +179,7 @@ class _Checkpoints:
 
     def load(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> None:
         """Load what all ranks share, then what belongs to this one; nothing on one that joins."""
-        if self.replicas and has_just_joined(self.replicas[0]):
+        if self.replicas and loads_nothing(self.replicas[0]):
             return
         if input_dir is None and self.accelerator.project_dir is not None:
             input_dir = newest_checkpoint(Path(self.accelerator.project_dir, "checkpoints"))

@@ -23,6 +23,7 @@ class Participation:
     """The part of a :class:`Replica` that follows changes of the set of ranks."""
 
     steps: int
+    is_new: bool = False  # has joined a run, and made no step since: it has the state of others
     notes: list[str]
     gradients: BoundGradients
     parameters: BoundParameters

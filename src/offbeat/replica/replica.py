@@ -32,7 +32,8 @@ class Replica(Switched):
     Parameters are a valid model at any moment outside of offbeat's own calls. All ranks call
     ``step``, ``finish``, ``consensus``, ``show_average``, ``update_bn``, ``consensus_distance`` and
     ``load_state_dict``, in the same order; every other method is local. ``gradients`` and
-    ``parameters`` are the two slots.
+    ``parameters`` are the two slots. ``is_new``: this rank has joined a run, and has the state of
+    the others; it is False after its first step.
     """
 
     def __init__(self, members: Generation) -> None:
@@ -90,7 +91,7 @@ class Replica(Switched):
 
     def _end_step(self) -> None:
         self._together("step", self._step)
-        self.steps, self.is_averaged = self.steps + 1, False
+        self.steps, self.is_averaged, self.is_new = self.steps + 1, False, False
         self._members.end_step()
         since, measures = self.parameters.staleness(self.steps), self.parameters.measures
         self._recorder.stepped(since, measures, is_rest=self.weighting.is_resting)

@@ -145,6 +145,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
             replica._end_step()  # the exchange of the step after which it has joined
             replica._let_go()  # after which another may leave
             replica._go_on()  # and the others may switch
+            replica.is_new = True
             return replica
         run = found
     connection = connect(filler, mesh, run, node.meter if node else None)

@@ -91,7 +91,7 @@ def load_save(
     """Load as :func:`load_per_rank`; the save of this number, by default the newest."""
     replicas, files = _replicas(parts), RankFiles(folder)
     first = next(iter(replicas.values()))
-    if has_just_joined(first):
+    if loads_nothing(first):
         return True
     chosen, newest = _choose(files, first, number)
     if chosen is None and missing_ok:
@@ -112,19 +112,14 @@ def load_save(
     return True
 
 
-def has_just_joined(replica: Replica) -> bool:
-    """Return whether this rank has come to a run and made no step; warn that it loads nothing.
-
-    The others train, and do not load with it.
-    """
-    here = replica.world.rank, replica.steps
-    if all((join["rank"], join["step"] + 1) != here for join in replica.joined):
-        return False
-    warn(
-        f"rank {here[0]} has joined a run and has its state: it loads nothing; register() what "
-        "else it needs, such as a schedule"
-    )
-    return True
+def loads_nothing(replica: Replica) -> bool:
+    """Return whether this rank is new in a run, whose others train meanwhile; warn if it is."""
+    if replica.is_new:
+        warn(
+            f"rank {replica.world.rank} has joined a run and has its state: it loads nothing; "
+            "register() what else it needs, such as a schedule"
+        )
+    return replica.is_new
 
 
 @contextmanager
@@ -172,8 +167,8 @@ def _choose(files: RankFiles, replica: Replica, number: int | None) -> tuple[Sav
     with _alike(replica, f"cannot read the folder {files.folder}"):
         found = files.whole(world.rank, world.size)
         # What a node sees of a save whose other files lie elsewhere.
-        parts = {s: [*r] for s, r in files.saves().items() if len(r) < min(s.size, NODE)}
-        mine = [(*save, is_whole, parts.get(save, [])) for save, is_whole in found.items()]
+        some = {s: [*r] for s, r in files.saves().items() if len(r) < min(s.size, NODE)}
+        mine = [(*save, is_whole, some.get(save, [])) for save, is_whole in found.items()]
     told = [
         {Save(n, size): word for n, size, *word in seen if number in (None, n)}
         for seen in _gather(replica, mine)
