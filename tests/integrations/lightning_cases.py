@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import offbeat
+from offbeat.data import ElasticSampler
 from offbeat.integrations import lightning as integration
 from offbeat.integrations.lightning import OffbeatStrategy
 from offbeat.replica.saving.rank_files import RankFiles
@@ -217,6 +218,39 @@ def resumed(text: str) -> dict[str, Any]:
         "later": shown[0][2:] == shown[1],
         "files": sorted(os.listdir(f"{FOLDER}/{text}/epoch=0.ckpt.offbeat")),
     }
+
+
+class Draws(Net):
+    """Trains on what an ElasticSampler gives this rank, and notes it by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.drawn = torch.randn(80, 4), dict[int, list[int]]()
+
+    def train_dataloader(self) -> DataLoader[int]:
+        (replica,) = self.trainer.strategy.replicas.each
+        self.sampler = ElasticSampler(80, 4, replica, prefetch=1)
+        return DataLoader(range(80), batch_sampler=self.sampler)
+
+    def on_train_epoch_start(self) -> None:
+        self.sampler.set_epoch(self.current_epoch)
+
+    def training_step(self, batch: Tensor, index: int) -> Tensor:
+        self.drawn.setdefault(self.current_epoch, []).extend(batch.tolist())
+        return super().training_step(self.rows[batch], index)
+
+
+def samples_resumed(until: str) -> dict[str, Any]:
+    """What two epochs of ten steps draw, in or after the first of which a run resumes."""
+    in_epoch = until == "step"
+    end = {"max_steps": 4} if in_epoch else {"max_epochs": 1}
+    saved = checkpoints(f"samples-{until}", every_n_train_steps=4 if in_epoch else None)
+    own = {"use_distributed_sampler": False}
+    before, after = Draws(), Draws()
+    trainer(OffbeatStrategy("ddp"), saved, **end, **own).fit(before)
+    trainer(OffbeatStrategy("ddp"), **own).fit(after, ckpt_path=saved.best_model_path)
+    first = before.drawn[0] + after.drawn.get(0, [])
+    return {"first": first, "second": after.drawn.get(1, [])}
 
 
 def gan_resumed() -> dict[str, Any]:
@@ -538,6 +572,8 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (chooses, ()),
     (resumed, ("sgp(overlap=1)",)),
     (resumed, ("local_sgd(every=4)",)),
+    (samples_resumed, ("step",)),
+    (samples_resumed, ("epoch",)),
     (skipped_step, ()),
     (logged, ()),
     (saved_while_accumulating, ()),

@@ -54,6 +54,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one(cases: dict[str, Ranks], tex
     assert (first["own"] != second["own"]) == text.startswith("sgp")
 
 
+@pytest.mark.parametrize("until", ["step", "epoch"])
+def test_an_elastic_sampler_resumes_in_an_epoch_and_at_its_end(
+    cases: dict[str, Ranks], until: str
+) -> None:
+    for epoch in ("first", "second"):
+        drawn = [sample for rank in cases[f"samples_resumed[{until}]"] for sample in rank[epoch]]
+        assert sorted(drawn) == list(range(80))
+
+
 @pytest.mark.parametrize("text", ["sgp(overlap=1)", "local_sgd(every=4)"])
 def test_validation_and_checkpoints_see_the_average(cases: dict[str, Ranks], text: str) -> None:
     first, second = cases[f"resumed[{text}]"]
