@@ -68,6 +68,37 @@ def perish(links: Links | None) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", ["sgp('complete')", "sgp('ring', overlap=1)"])
+def test_a_loss_leaves_the_update_of_a_weighted_step_as_it_was(text: str) -> None:
+    """Whoever ends the step without an exchange goes on from its own parameters."""
+
+    def work(world: World) -> bool:
+        model = Quadratic()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        kinds: Any = {"mesh": world, "elastic": True, "weighted": True}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), **kinds)
+        replica.set_weight(32)
+        was_alone = False
+        for step in range(12):
+            if (world.rank, step) == (1, 4):
+                perish(replica._connection.links)
+                return True
+            model(world.rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            stepped = flat(snapshot(model))
+            replica.step()
+            if replica._members._alone_from == step:
+                assert np.array_equal(flat(snapshot(model)), stepped)
+                was_alone = True
+        replica.detach()
+        return was_alone
+
+    with pytest.warns(RuntimeWarning, match="lost"):
+        assert any(ThreadWorld(4).run(work)[rank] for rank in (0, 2, 3))
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.fault(
     "a rank computes while the others find a loss",
     "nobody else is given up",

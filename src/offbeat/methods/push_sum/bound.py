@@ -23,6 +23,7 @@ from offbeat.exchange import (
 from offbeat.exchange.guard import Guard
 from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
 from offbeat.kernels.pieces import PushSumPasses
+from offbeat.liveness.failure import PeerLost
 from offbeat.methods.push_sum.gossip import GossipRound
 from offbeat.topology.graph import Topology
 from offbeat.topology.schedule import due
@@ -81,13 +82,21 @@ class BoundPushSum(BoundParameters):
         if self.guard.kept is not None or site.group is None or site.inside is not None:
             self.guard.check(sends)
         self.copy_in()
+        own: list[Tensor] = []
         if site.weights is not None:
+            if site.is_elastic and self.flat is None:
+                own = [z.clone() for z, *_ in self.pieces()]
             self._weigh(site.weights.samples.now)
         if self.weighted_updates:
             self.set_anchor()  # then w a + (z - a) is w z
         if site.group is not None:
             if sends:
-                self._exchange(step // every)
+                try:
+                    self._exchange(step // every)
+                except PeerLost:  # the others go on from what each has, without this exchange
+                    for (z, *_), kept in zip(self.pieces(), own, strict=False):
+                        z.copy_(kept)
+                    raise
             elif self.anchor is not None:
                 for z, section, part in self.pieces():
                     debias(z, self.anchor[section][part], self.weight)
