@@ -98,6 +98,32 @@ def test_a_loss_leaves_the_update_of_a_weighted_step_as_it_was(text: str) -> Non
         assert any(ThreadWorld(4).run(work)[rank] for rank in (0, 2, 3))
 
 
+def test_an_update_counts_by_its_samples_in_the_step_of_a_join() -> None:
+    """What is in flight is merged before the exchange: all weights are 32, so nothing moves."""
+
+    def work(world: World) -> tuple[Array, Array, float]:
+        model = Quadratic()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        kinds: Any = {"mesh": world, "elastic": True, "weighted": True}
+        replica = offbeat.replicate(model, offbeat.sgp(), **kinds)
+        replica.set_weight(32)
+        for step in range(4):
+            model(world.rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step < 3:
+                replica.step()
+        stepped = flat(snapshot(model))
+        weight = replica.parameters.drain()
+        result = stepped, flat(snapshot(model)), weight
+        replica.detach()
+        return result
+
+    for stepped, merged, weight in ThreadWorld(4).run(work):
+        assert weight == 32
+        np.testing.assert_allclose(merged, stepped, rtol=1e-12)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.fault(
     "a rank computes while the others find a loss",

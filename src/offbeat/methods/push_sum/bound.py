@@ -210,11 +210,13 @@ class BoundPushSum(BoundParameters):
     def drain(self) -> float:
         """Add the message in flight before its time, de-bias, and return the weight."""
         # Each message is added once, at its receiver: it does not matter when the others do so.
-        last, self.pending, before = self.pending, None, self.weight
+        last, self.pending = self.pending, None
         if last is not None:
-            last.wait()
-            self.weight += last.weight_arrived
+            last.wait()  # a loss found here leaves the parameters as they are
         self.copy_in()
+        if self.site.weights is not None:  # what the optimizer has done since the last exchange
+            self._weigh(self.site.weights.samples.now)
+        before, self.weight = self.weight, self.weight + (last.weight_arrived if last else 0.0)
         for z, section, part in self.pieces() if self.anchor or last else ():
             a = self.anchor[section][part] if self.anchor else None
             fill_and_add(z, a, before, self.weight, [], last.arrived(section, part) if last else [])
