@@ -693,8 +693,28 @@ def test_all_ranks_of_a_node_hear_of_a_new_one() -> None:
         node = Node.meet(world)
         if node.is_first:
             node.go_on([0, 1], own=0)
-        node.together("gather", lambda: None, ([], []), [], [])
+        node.together("gather", lambda: None, ([], []), [])
         node.close()
         return node.world.ranks
 
     assert ThreadWorld(nodes=((0, 1),)).run(work) == [(0, 1, 2), (0, 1, 2)]
+
+
+def test_caches_of_a_node_stay_as_its_ranks_have_them() -> None:
+    """Where another rank has seen a longer sequence; other buffers are those of the first one."""
+
+    def work(world: World) -> tuple[list[float], float]:
+        model = Quadratic()
+        model.register_buffer("cache", torch.zeros(2), persistent=False)
+        model.register_buffer("seen", torch.tensor(float(world.rank)))
+        algorithm = offbeat.algorithm("sgp(within='local')")
+        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True)
+        model.cache = torch.full((2 + world.rank,), float(world.rank))
+        model.seen.add_(world.rank)
+        replica.finish()
+        replica.detach()
+        return model.cache.tolist(), float(model.seen)
+
+    found = ThreadWorld(nodes=((0, 1), (2, 3))).run(work)
+    assert [cache for cache, _ in found] == [[rank] * (2 + rank) for rank in range(4)]
+    assert [seen for _, seen in found] == [1.0] * 4  # the mean of 0 and 2, those of first ranks

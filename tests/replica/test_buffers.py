@@ -162,6 +162,53 @@ def test_a_buffer_that_changes_on_one_rank() -> None:
     assert len(set(ThreadWorld(2).run(work))) == 1
 
 
+class Cached(nn.Module):
+    """A cache of the longest input so far, beside a buffer that ranks share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+    def forward(self, length: int) -> Tensor:
+        if length > len(self.cache):
+            self.cache = torch.full((length,), float(length))
+        self.seen += length
+        result: Tensor = self.layer(self.cache[:1])
+        return result.sum()
+
+
+@pytest.mark.parametrize(
+    ("start", "then"), [("ddp", "sgp"), ("sgp", "ddp"), ("lags(broadcast_buffers=True)", "ddp")]
+)
+@pytest.mark.parametrize("long", [0, 1])
+def test_caches_of_other_lengths_stay_after_a_switch(start: str, then: str, long: int) -> None:
+    def work(world: World) -> tuple[list[Tensor], float]:
+        model, caches = Cached(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given: Any = {"mesh": world, "optimizer": optimizer}
+        replica = offbeat.replicate(model, offbeat.algorithm(start), **given)
+        for step in range(6):
+            model(5 if world.rank == long and step == 1 else 1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            caches.append(model.cache)
+            if step in (2, 4):
+                replica.switch(then if step == 2 else "ddp")
+        replica.detach()
+        return caches, model.seen.item()
+
+    runs = ThreadWorld(2).run(work)
+    for rank, (caches, _) in enumerate(runs):
+        lengths = [2, 5] if rank == long else [2, 2]
+        assert [len(cache) for cache in caches] == lengths[:1] + 5 * lengths[1:]
+        assert all((cache == (0 if len(cache) == 2 else 5)).all() for cache in caches)
+    (_, first), (_, second) = runs
+    assert first == second
+
+
 def test_batch_norm_may_run_twice_before_backward() -> None:
     """Its statistics are saved for backward, and not read there."""
 

@@ -92,8 +92,8 @@ class Generation(Commits):
     @property
     def buffers(self) -> BufferBroadcast | None:
         """The broadcast of the gradients slot, where it makes one."""
-        model = self.filler.model
-        return BufferBroadcast.beside(self.gradients, self.algorithm.gradients, model.buffers)
+        kinds = self.filler.model.kinds
+        return BufferBroadcast.beside(self.gradients, self.algorithm.gradients, kinds)
 
     @property
     def world(self) -> World:
@@ -166,8 +166,8 @@ class Generation(Commits):
                 return self.node.alone(survive, lambda: self.connection.heartbeat)
             model, known = self.filler.model, len(self.lost) + len(self.joined)
             parameters = [local(p) for p in model.trained.values()]
-            changes, buffers = (self.lost, self.joined), [*model.buffers.values()]
-            told = changes, parameters, buffers, lambda: self.admission.lets_go
+            changes, lets_go = (self.lost, self.joined), lambda: self.admission.lets_go
+            told = changes, parameters, lambda: model.buffers, lets_go
             with self.node.calling(verb):
                 result = self.node.together(verb, survive, *told)
             self.admission.wants_to_leave |= self.node.is_leaving

@@ -5,7 +5,7 @@ and its ranks cannot disagree about who takes part: they hear it from the first 
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast, final
@@ -178,15 +178,16 @@ class Node:
         call: Callable[[], Result],
         changes: Sequence[list[dict[str, int]]],
         parameters: Sequence[Tensor],
-        buffers: Sequence[Tensor],
+        buffers: Callable[[], Mapping[str, Tensor]] = dict,
         lets_go: Callable[[], bool] = lambda: False,
     ) -> Result:
         """Make a call with the other nodes on the first rank; return its result on all.
 
         The others make it too, alone; then they take over the parameters of the first one, and its
-        ``changes``, the nodes that were lost or have joined. ``buffers`` go along with all but a
-        usual step. ``lets_go``: whether this rank knows of a node that waits to leave. An error of
-        one rank is raised on all. Bytes sent inside the node: 128 and a model to each other rank.
+        ``changes``, the nodes that were lost or have joined. What ``buffers`` returns goes along
+        with all but a usual step. ``lets_go``: whether this rank knows of a node that waits to
+        leave. An error of one rank is raised on all. Bytes sent inside the node: 128 and a model to
+        each other rank.
         """
         result: Any = None
         fault: Exception | None = None
@@ -207,13 +208,14 @@ class Node:
             raise self._first_error(fault, self.control)
         if verb != "step" or said[0][0] != self._known:
             self._known = said[0][0]
-            here = changes, self.world.ranks, len(self.everyone.nodes), result
-            told, ranks, count, result = self.tell(here)
+            own = dict(buffers())
+            here = changes, self.world.ranks, len(self.everyone.nodes), taken_apart(own)[0], result
+            told, ranks, count, kinds, result = self.tell(here)
             self.know([count - 1])
             self.world = self.everyone.among(ranks)
             for mine, of_first in zip(changes, told, strict=True):
                 mine[:] = of_first
-            parameters = [*parameters, *buffers]
+            parameters = [*parameters, *_in_place_of(put_together(kinds, room_for(kinds)), own)]
         copy_from_first(parameters, self.control)
         return cast(Result, result)
 
@@ -243,6 +245,17 @@ class Node:
         said = [AgreedError(*word) for word in map(json.loads, gather_bytes(text, control)) if word]
         first = min(said, key=lambda error: error.kind == "lost")  # which may be survived
         return own if own is not None and AgreedError.of(own) == first else first.error
+
+
+def _in_place_of(rooms: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield ``rooms`` for the buffers of the first rank, or this one's own where they are alike.
+
+    Those that are not persistent may be caches of other shapes, which each rank keeps.
+    """
+    for name, room in rooms.items():
+        mine = own.get(name, room)
+        is_alike = (mine.shape, mine.dtype) == (room.shape, room.dtype)
+        yield mine if is_alike else room
 
 
 def _is_over(heartbeat: Heartbeat | None) -> bool:

@@ -52,6 +52,11 @@ class Exchanged:
         """The buffers."""
         return self._kept(self.module.named_buffers())
 
+    @cached_property
+    def kinds(self) -> dict[str, Tensor]:
+        """The buffers as they were when first asked for, without values: at the attach."""
+        return {name: buffer.detach().to("meta") for name, buffer in self.buffers.items()}
+
     @property
     def ignored(self) -> dict[str, Tensor]:
         """The other parameters and buffers, which are this rank's own."""

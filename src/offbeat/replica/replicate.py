@@ -265,7 +265,7 @@ def _as_one(node: Node, call: Callable[[], Result], model: Exchanged | None) -> 
     tensors = [*(model.parameters | model.buffers).values()] if model is not None else []
     try:
         with node.calling("replicate"):
-            return node.together("replicate", call, (), tensors, ())
+            return node.together("replicate", call, (), tensors)
     except BaseException:
         node.close()
         raise
