@@ -228,3 +228,35 @@ def test_a_rank_joins_after_a_switch() -> None:
     results = joined_by_one(work)
     assert {stats["algorithm"] for _, stats in results} == {LOCAL, "Average(every=2)"}
     assert all(np.array_equal(end, results[0][0]) for end, _ in results)
+
+
+@pytest.mark.parametrize("switches", [False, True])
+def test_a_rank_that_joins_in_a_later_phase_goes_back_with_the_others(switches: bool) -> None:
+    """To a state of the first phase, which all load after the join."""
+    plan = "ddp for 3 steps, then local_sgd(every=2)"
+    ends: list[int] = []
+
+    def work(world: World) -> tuple[Array, dict[str, Any]]:
+        optimizer = sgd(model := Quadratic())
+        given = {"mesh": world, "optimizer": optimizer, "elastic": True}
+        start = offbeat.algorithm("sgp" if switches else plan)
+        replica = offbeat.replicate(model, start, **given)
+        if switches and not replica.is_new:
+            replica.switch(plan)
+        while not ends or replica.steps < ends[0]:
+            loss(model, replica.world.rank % SIZE, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            if replica.steps == 2:
+                early.update(replica.state_dict())
+            if replica.joined and not ends:
+                ends.append(replica.joined[-1]["step"] + 5)
+        replica.load_state_dict(early)
+        return ended(replica)
+
+    early = dict[str, Any]()
+    results = joined_by_one(work)
+    assert {stats["step"] for _, stats in results} == {2}
+    assert {stats["algorithm"][:4] for _, stats in results} == {"ddp(", "Mean"}  # as it is composed
+    assert len({len(stats["switches"]) for _, stats in results}) == 1

@@ -48,6 +48,7 @@ class Generation(Commits):
             left also with "left", and their last step; those of nodes also with their "node".
         joined: the ranks that have joined, each with its first step.
         switches: the algorithms since the first, each with its first step.
+        planned: the algorithm that was given last, with all phases of its schedule, as text.
         exchanges_from: the first step after a loss at which all survivors exchange.
         has_left: whether this rank has left.
     """
@@ -71,7 +72,7 @@ class Generation(Commits):
         self.lost: list[dict[str, int]] = []
         self.joined: list[dict[str, int]] = []
         self.switches: list[dict[str, Any]] = []
-        self.exchanges_from, self.has_left = 0, False
+        self.exchanges_from, self.has_left, self.planned = 0, False, repr(filler.algorithm)
         self._alone_from: int | None = None  # the step which a loss has left without an exchange
         # Not before it knows in which step the others are.
         listens = filler.is_elastic and not joins

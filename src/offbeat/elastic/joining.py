@@ -80,6 +80,8 @@ def _state(
         "progress": members.progress._replace(steps=steps),
         "phase": members.control.detector.phase,
         "changes": changes,
+        "planned": members.planned,
+        "switches": members.switches,
         "weight": weight,
         "committed_in": members.committed_in,
         "ahead_from": members.ahead_from,
@@ -118,6 +120,7 @@ def join(members: Generation, model: Exchanged) -> None:
     members.steps = members.progress.steps
     members.committed_in, members.ahead_from = state["committed_in"], state["ahead_from"]
     members.lost[:], members.joined[:] = state["changes"]
+    members.planned, members.switches[:] = state["planned"], state["switches"]
     if members.node is not None:
         members.node.go_on(members.connection.world.ranks, members.connection.world.rank)
     _note(members, links.newcomers, members.steps)

@@ -13,6 +13,7 @@ from offbeat.attach.first_step import check_start, keeps_equal
 from offbeat.elastic.agreement import Stage
 from offbeat.elastic.generation import Generation
 from offbeat.exchange import Saved
+from offbeat.recipes.composed import compose
 from offbeat.replica.backward.gradient_exchange import GradientExchange
 from offbeat.replica.backward.optimizer_steps import bare_optimizer
 from offbeat.replica.backward.watch import BackwardWatch
@@ -49,7 +50,9 @@ class Replica(Switched):
         about |= self._named_algorithm
         self._recorder = Recorder(members.meter, about, self._trained)
         self._consensus, self._is_detached = Consensus(members), False
-        self._schedule = [*self.algorithm.phases]
+        is_later = members.planned != repr(self.algorithm)  # than the phase in which it has joined
+        planned = compose(members.planned) if is_later else self.algorithm
+        self._schedule = [*planned.phases]
         if self.algorithm.auto is not None:
             self._autopilot.require_candidates()
         is_shared = self.algorithm.gradients is not None and self.algorithm.gradients.partition

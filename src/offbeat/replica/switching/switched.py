@@ -47,6 +47,7 @@ class Switched(Participation):
         self._require_open()
         self._switch(algorithm)
         self._schedule = [*self.algorithm.phases]
+        self._members.planned = repr(self.algorithm)
 
     def _switch(self, algorithm: object, exactly: bool = False) -> None:
         """Go on with ``algorithm``; ``exactly``: with nothing before it but residuals."""
