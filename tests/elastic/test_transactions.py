@@ -374,6 +374,45 @@ def lookup_ends(combined: Callable[[Array], Array], members: Members) -> Array:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("after", range(4))
+def test_the_residuals_of_the_last_rank_enter_its_next_gradient(
+    after: int, waits: dict[int, int]
+) -> None:
+    """From a step on alone, v' = v - lr sum g - R."""
+
+    def work(world: World) -> Any:
+        model = Quadratic()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        given: Any = {"mesh": world, "optimizer": optimizer, "elastic": True}
+        replica = offbeat.replicate(model, offbeat.lags(density=0.34), **given)
+        places, residuals = [flat(snapshot(model))], [np.zeros(9)]
+        for step in range(STEPS):
+            if (world.rank, step) == (0, 3):
+                waits[threading.get_ident()] = after
+            try:
+                loss(model, world.rank, step).backward()
+                optimizer.step()
+                replica.step()
+            except Lost:
+                perish(replica._connection.links)
+                return None
+            optimizer.zero_grad()
+            (entry,) = replica.state_dict().values()
+            places.append(flat(snapshot(model)))
+            if "residual" in entry["gradients"]:
+                residuals.append(flat(entry["gradients"]["residual"]))
+        replica.detach()
+        return places, residuals
+
+    with pytest.warns(RuntimeWarning, match=r"ranks \[0\] are lost"):
+        _, (places, residuals) = ThreadWorld(2).run(work)
+    start = len(residuals) - 1
+    alone = 0.05 * sum(gradient(1, x, 0) for x in places[start:-1])
+    np.testing.assert_allclose(places[-1], places[start] - alone - residuals[-1], atol=1e-12)
+    assert np.abs(residuals[-1]).max() > 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("after", range(4))
 def test_residuals_survive_a_loss(after: int, waits: dict[int, int]) -> None:
     r"""Nothing that a survivor has not sent is lost, and nothing is sent twice.
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -150,6 +150,13 @@ class BoundGradients(State, ABC):
     def carry(self, earlier: "BoundGradients") -> None:
         """Go on with what the exchange that filled the slot before has not sent."""
 
+    def left(self) -> list[tuple[Tensor, Tensor]]:
+        """Return parameters, each with the gradient that this rank has not sent, if there is one.
+
+        For a rank without mates, which adds it to the next one.
+        """
+        return []
+
     @property
     def is_settled(self) -> bool:
         """Whether an exchange changes nothing that ranks share but gradients."""
@@ -168,8 +175,16 @@ class BoundGradients(State, ABC):
             self.load(earlier.save())
 
 
+@dataclass(eq=False)
 class IdleGradients(BoundGradients):
-    """Exchanges nothing, in an empty slot."""
+    """Exchanges nothing, in an empty slot; adds what was left when the last mate went."""
+
+    rest: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether gradients stay as this rank computed them."""
+        return not self.rest
 
     def ready(self, name: str) -> None:
         """Send nothing."""
@@ -179,4 +194,16 @@ class IdleGradients(BoundGradients):
         return True
 
     def finish(self) -> None:
-        """Leave ``.grad`` as it is."""
+        """Leave ``.grad`` as it is, but for what was left."""
+        for parameter, gradient in self.rest:
+            if parameter.grad is not None:
+                parameter.grad.add_(gradient)
+        self.rest = [(p, gradient) for p, gradient in self.rest if p.grad is None]
+
+    def load(self, saved: Saved) -> None:
+        """Forget what was left: a state that is loaded is of another moment."""
+        self.rest = []
+
+    def succeed(self, earlier: BoundGradients) -> None:
+        """Keep what the exchange between more ranks has not sent, until the next backward."""
+        self.rest = earlier.left()

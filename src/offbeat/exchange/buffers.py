@@ -45,7 +45,7 @@ class BufferBroadcast:
         cls, slot: BoundGradients, exchange: GradientExchange | None, kinds: Mapping[str, Tensor]
     ) -> "BufferBroadcast | None":
         """Return the copy of buffers that goes with the ``exchange`` in ``slot``, if one does."""
-        if exchange is None or slot.is_empty:
+        if exchange is None or slot.site is None:
             return None
         chosen = exchange.broadcast_buffers
         is_wanted = exchange.over == "world" if chosen is None else chosen

@@ -88,6 +88,12 @@ class ErrorFeedback(Engine[FeedbackMessage]):
             kinds = {kind for message in self.messages for kind in message.feedback}
             self._remember({kind: earlier.kept(kind) for kind in {"residual", *kinds}})
 
+    def left(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the residuals in units of gradients, by the scales of the last backward."""
+        parameters, scales = self.site.parameters, self.units.scales
+        kept = self.kept("residual").items() if scales else ()
+        return [(parameters[name], rest * scales[name].to_grad) for name, rest in kept]
+
     @property
     def has_residuals(self) -> bool:
         """Whether this rank has not sent all of its gradients."""

@@ -99,8 +99,8 @@ def load(members: Generation, saved: Saved, fault: str | None) -> tuple[int, boo
     own = _kept(members.filler.model, entry["ranks_differ"])
     with torch.no_grad():
         pack(own.values(), [entry["model"][name] for name in own])
-        if found.gradients is not None:
-            members.gradients.load(found.gradients)
+        if found.gradients is not None or members.gradients.site is None:
+            members.gradients.load(found.gradients or {})
         if found.parameters is not None:
             members.parameters.load(found.parameters)
         else:
@@ -165,7 +165,8 @@ def _read(members: Generation, saved: object) -> Resume:
             f"'ranks_differ' is {entry['ranks_differ']} in a state of {members.algorithm}"
         )
     _require_fitting_model(members, entry)
-    gradients = _inherit(members, used, entry) if same and not members.gradients.is_empty else None
+    has_mates = members.gradients.site is not None
+    gradients = _inherit(members, used, entry) if same and has_mates else None
     return Resume(entry, gradients, _continued(members, entry) if same else None)
 
 
