@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.optim import SGD
 
 import offbeat
-from bench.harness import GOAL, Bench, Claim, Result, command
-from bench.harness.bounds import at_most
+from bench.harness import GOAL, Bench, Claim, Result, at_most, command
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes, seconds_together
 from offbeat.kernels.dispatch import load_kernels

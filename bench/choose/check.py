@@ -9,8 +9,7 @@ from statistics import median
 import offbeat
 from bench.choose.runs import METHODS, Runs, Tuned
 from bench.choose.tasks import LOOK, MOST, TASKS, WORKERS, constant
-from bench.harness import GOAL, NEAR, Bench, Result, command
-from bench.harness.bounds import at_most
+from bench.harness import GOAL, NEAR, Bench, Result, at_most, command
 from bench.harness.case import Case, Data
 from bench.harness.seeds import in_lab
 

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 
 from bench.choose.runs import Runs
 from bench.choose.tasks import TASKS, WORKERS
-from bench.harness import GOAL, Bench, Result, attached, command, console
+from bench.harness import GOAL, Bench, Result, at_most, attached, command, console
 from bench.harness.attached import Attached, Build, warmed
-from bench.harness.bounds import at_most
 from bench.harness.training import Times, Training, times
 from bench.outer import rounds
 from bench.outer.torchft import MISSING

@@ -2,8 +2,7 @@
 
 from bench.choose.runs import DDP, LINKS, Runs, Tuned
 from bench.choose.tasks import TASKS
-from bench.harness import GOAL, Bench, Result, command, numbers
-from bench.harness.bounds import at_least
+from bench.harness import GOAL, Bench, Result, at_least, command, numbers
 
 METHODS = {  # that rows know, each with its better setting of choose/sooner
     "ddp": (DDP,),

@@ -1,8 +1,7 @@
 """A step of DASO behind slow links is as fast as a mean inside the nodes only."""
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, numbers
-from bench.harness.bounds import at_least, at_most
+from bench.harness import Bench, Claim, Result, at_least, at_most, command, numbers
 from bench.harness.step_times import Timed, step_times
 from offbeat.methods import Mean
 

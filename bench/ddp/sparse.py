@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from bench.harness import Bench, Claim, Result, attached, command
+from bench.harness import Bench, Claim, Result, at_most, attached, command
 from bench.harness.attached import TORCH, Attached, Build, Task
-from bench.harness.bounds import at_most
 from bench.harness.training import Training, times
 
 ROWS, WIDTH, READ = 200_000, 32, 2_000  # of a step and rank

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import offbeat
-from bench.harness import GOAL, Bench, Result, command
-from bench.harness.bounds import at_least
+from bench.harness import GOAL, Bench, Result, at_least, command
 from bench.harness.ranks import on_nodes
 from bench.harness.turns import over
 from offbeat.data import ElasticSampler

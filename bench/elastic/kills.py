@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from bench.elastic.runs import Case, Run, disturb, forking
 from bench.elastic.score import LOST
-from bench.harness import GOAL, Bench, Claim, Result, command, console, files
-from bench.harness.bounds import at_least, at_most
+from bench.harness import GOAL, Bench, Claim, Result, at_least, at_most, command, console, files
 
 RECIPES = (
     "ddp", "lags(density=0.1)", "adasum", "local_sgd(every=4)", "diloco(every=4)",

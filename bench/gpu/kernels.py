@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bench.gpu.device import device_of, uncached
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
-from bench.harness import Bench, Result, command, console
-from bench.harness.bounds import at_least
+from bench.harness import Bench, Result, at_least, command, console
 from offbeat import functional
 from offbeat.functional import Segment, Segments, count_kept
 from offbeat.functional.messages.narrowing import narrow, narrow_bytes

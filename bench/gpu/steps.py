@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from bench.gpu.device import device_of
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
-from bench.harness import Bench, Claim, Result, command
+from bench.harness import Bench, Claim, Result, at_most, command
 from bench.harness.attached import ALONE, TORCH, Task
-from bench.harness.bounds import at_most
 from bench.harness.training import Found, Training, times
 
 OURS = "ddp()"

@@ -13,11 +13,12 @@ result is reported, drawn into tables and held against claims. The engines:
 """
 
 from bench.harness.catalogue import Bench
-from bench.harness.claim import GOAL, NEAR, Claim, Effect
+from bench.harness.claim import GOAL, NEAR, Claim, Effect, at_least, at_most, less
 from bench.harness.command import command, numbers
 from bench.harness.files import console
 from bench.harness.report import Result
 
 __all__ = [
-    "GOAL", "NEAR", "Bench", "Claim", "Effect", "Result", "command", "console", "numbers",
+    "GOAL", "NEAR", "Bench", "Claim", "Effect", "Result", "at_least", "at_most", "command",
+    "console", "less", "numbers",
 ]  # fmt: skip

@@ -6,8 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import offbeat
-from bench.harness import Bench, Result, command, files
-from bench.harness.bounds import at_least
+from bench.harness import Bench, Result, at_least, command, files
 from bench.harness.gpt import gpt
 from bench.internet.sites import SIZES
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile

@@ -2,8 +2,7 @@
 
 from statistics import fmean
 
-from bench.harness import GOAL, Bench, Result, command
-from bench.harness.bounds import at_least
+from bench.harness import GOAL, Bench, Result, at_least, command
 from offbeat.lab import Lab
 from offbeat.lab.check import measure_links
 

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.harness import GOAL, Bench, Result, command
-from bench.harness.bounds import at_least
+from bench.harness import GOAL, Bench, Result, at_least, command
 from bench.harness.ranks import on_nodes, seconds_together
 
 NODES, NUMELS = (4, 8), (2**10, 2**18, 2**21)  # 4 KiB, 1 and 8 MiB

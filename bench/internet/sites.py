@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 import offbeat
-from bench.harness import GOAL, Bench, Result, command
+from bench.harness import GOAL, Bench, Result, at_least, command
 from bench.harness.attached import ALONE, Task, attach
-from bench.harness.bounds import at_least
 from bench.harness.gpt import gpt
 from bench.harness.pause import pausing
 from bench.harness.ranks import on_nodes

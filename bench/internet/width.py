@@ -6,9 +6,8 @@ from functools import partial
 from torch import nn
 from torch.optim import SGD
 
-from bench.harness import GOAL, Bench, Result, attached, command
+from bench.harness import GOAL, Bench, Result, at_least, attached, command
 from bench.harness.attached import Attached, Build
-from bench.harness.bounds import at_least
 from bench.harness.pause import paused
 from bench.harness.training import Training, times
 from offbeat.transport.links import CONNECTIONS

@@ -1,7 +1,6 @@
 """All methods train a GPT behind slow links: time of a step, bytes, and loss after equal time."""
 
-from bench.harness import Bench, Claim, Result, command
-from bench.harness.bounds import at_most, less
+from bench.harness import Bench, Claim, Result, at_most, command, less
 from bench.outer.rounds import race
 
 ALONE, DDP = "alone", "ddp"

@@ -6,9 +6,8 @@ from math import inf
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from bench.harness import Bench, Result, attached, command
+from bench.harness import Bench, Result, attached, command, less
 from bench.harness.attached import Attached, Build
-from bench.harness.bounds import less
 from bench.harness.gpt import gpt_with_heldout
 from bench.harness.training import Training, times
 from bench.outer.rounds import EVERY, LEAD

@@ -2,8 +2,7 @@
 
 from importlib.util import find_spec
 
-from bench.harness import Bench, Claim, Result, command, console
-from bench.harness.bounds import at_most
+from bench.harness import Bench, Claim, Result, at_most, command, console
 from bench.outer.rounds import race
 
 ALONE, DDP, DILOCO, LOCAL = "alone", "ddp", "diloco(every=8)", "local_sgd(every=8)"

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
-from bench.harness import Bench, Claim, Result, command
-from bench.harness.bounds import at_most
+from bench.harness import Bench, Claim, Result, at_most, command
 from bench.harness.step_times import Timed
 from bench.plan.cells import PAUSE, Cell, Layout, case
 from bench.plan.links import Links

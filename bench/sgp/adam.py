@@ -1,7 +1,6 @@
 """SGP with Adam on a transformer is faster, and makes as much progress a step (Figure 3)."""
 
-from bench.harness import Bench, Claim, Effect, Result, command
-from bench.harness.bounds import less
+from bench.harness import Bench, Claim, Effect, Result, command, less
 from bench.harness.comparison import SCRIPT, compare, figures, middle, seconds
 from offbeat.compare import Experiment, parse_methods
 

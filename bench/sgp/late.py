@@ -10,9 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from bench.harness import Bench, Result, command
+from bench.harness import Bench, Result, at_most, command
 from bench.harness.attached import attach
-from bench.harness.bounds import at_most
 from bench.harness.ranks import on_nodes
 from offbeat.lab import Cut, Straggler
 

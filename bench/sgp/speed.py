@@ -1,7 +1,6 @@
 """Overlap SGP steps as fast behind slow links as the slower of computing and the link."""
 
-from bench.harness import Bench, Claim, Result, command, numbers
-from bench.harness.bounds import at_most
+from bench.harness import Bench, Claim, Result, at_most, command, numbers
 from bench.harness.comparison import beside_torch, figures, rows, seconds
 
 FP32, BF16 = "sgp(overlap=1)", "sgp(overlap=1,wire='bf16')"

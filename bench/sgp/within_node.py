@@ -1,7 +1,6 @@
 """SGP is faster where gradients are averaged inside nodes first, which then send one model."""
 
-from bench.harness import Bench, Result, command
-from bench.harness.bounds import less
+from bench.harness import Bench, Result, command, less
 from bench.harness.comparison import beside_torch, figures, rows, seconds
 
 FLAT, LOCAL = "sgp", "sgp(within='local')"
