@@ -31,10 +31,7 @@ LATENCIES, SLOW, NEAR, CELLS = (None, "25ms"), (1.0, 2.0), 1.1, 12
 LEAD, TURNS, SETTLE = 8, 3, 2.0
 RUN, START, WINDOW = 1000, 64, 64  # steps of a run: the first are timed, and some for the others
 HEADINGS = ("links", *CANDIDATES, "auto", "over the best", "its last choice")
-BENCH = Bench(
-    name="choose/auto", claim="A run that chooses its method is as fast as with the best one",
-    minutes=10, full_minutes=35,
-)  # fmt: skip
+BENCH = Bench(name="choose/auto", minutes=10, full_minutes=35)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,7 @@ from bench.harness.seeds import in_lab
 
 RATE, LINK, OFF = "100mbit", "100 Mbit/s", 25.0  # OFF: %, of a plan
 HEADINGS = ("task", "recipe", "steps", "a step", "planned", "sooner", "planned", "loss over ddp's")
-BENCH = Bench(
-    name="choose/check", claim="Real processes reach the loss of ddp as soon as is predicted",
-    minutes=10,
-)  # fmt: skip
+BENCH = Bench(name="choose/check", minutes=10)
 
 
 def data(name: str) -> Data:

@@ -28,9 +28,7 @@ PEERS = {  # each with the same method here
     "torchft DiLoCo(8)": "diloco(every=8)",
     decent_dp.THEIRS: decent_dp.OURS,
 }
-BENCH = Bench(
-    name="choose/peers", claim="torchft and decent-dp on the tasks of choose/sooner", minutes=10,
-)  # fmt: skip
+BENCH = Bench(name="choose/peers", minutes=10)
 
 
 def task(number: int) -> attached.Task:

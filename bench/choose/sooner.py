@@ -10,10 +10,7 @@ from offbeat.lab.check import PAYLOAD
 
 SLOW, MIDDLE = list(LINKS)[:3], "100 Mbit/s"  # on the slow ones ddp waits
 HEADINGS = ("task", "method", *LINKS, "recipe at 100 Mbit/s", "rate", "steps are worth", "names")
-BENCH = Bench(
-    name="choose/sooner", claim="How soon each method reaches the last loss of ddp", minutes=1,
-    full_minutes=60,
-)  # fmt: skip
+BENCH = Bench(name="choose/sooner", minutes=1, full_minutes=60)
 
 
 def shown(factor: Effect) -> str:

@@ -11,10 +11,7 @@ METHODS = {  # that rows know, each with its better setting of choose/sooner
     "local_sgd": ("local_sgd(every=24)",),
 }
 HEADINGS = ("workers", "recipe", *LINKS, "rate", "steps are worth")
-BENCH = Bench(
-    name="choose/workers", claim="How soon methods reach the last loss of ddp, by workers",
-    minutes=8,
-)  # fmt: skip
+BENCH = Bench(name="choose/workers", minutes=8)
 TUNED = 32  # workers of a run that is tuned, at most; more take the rates of the number before
 STEPS = 800  # of a run at the best rate, at most
 

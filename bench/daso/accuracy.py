@@ -39,9 +39,11 @@ EVERY = {DASO: 4, NO_COOL_DOWN: 4, "B = 2": 2, "B = 8": 8, "B = 16": 16}
 RARER = ("B = 2", DASO, "B = 8", "B = 16")
 HEADINGS = ("task", "workers", "method", "steps", "held out", "against ddp")
 BENCH = Bench(
-    name="daso/accuracy", claim="DASO is as accurate as averaging (Fig. 7, 9)", minutes=6,
-    full_minutes=18, evidence={"Fig. 7, 9": ""},  # with daso/workers
-)  # fmt: skip
+    name="daso/accuracy",
+    minutes=6,
+    full_minutes=18,
+    evidence={"Fig. 7, 9": ""},  # with daso/workers
+)
 
 
 def halved(step: int, steps: int) -> float:

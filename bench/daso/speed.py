@@ -8,9 +8,7 @@ from offbeat.methods import Mean
 WAITS = {2: 3, 4: 2}  # by nodes: so many steps last as long as the sum
 DDP, FLOOR = "torch DDP", "mean in the node only"
 HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "waiting", "sum in flight")
-BENCH = Bench(
-    name="daso/speed", claim="A step of DASO behind slow links", minutes=5, full_minutes=12
-)
+BENCH = Bench(name="daso/speed", minutes=5, full_minutes=12)
 
 
 def cycling(every: int, wait: int) -> Timed:

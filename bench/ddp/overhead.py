@@ -16,9 +16,7 @@ from bench.harness.training import Times, Training, times
 OURS = "ddp"
 STEPS = {("conv", 2): 17, ("gpt", 2): 5, ("conv", 4): 3, ("gpt", 4): 2}  # of a turn of 0.2 s
 HEADINGS = ("model", "workers", "torch DDP", "offbeat", "ratio", "95 %", "min - max")
-BENCH = Bench(
-    name="ddp/overhead", claim="ddp() takes no longer than torch's DDP", minutes=4, full_minutes=20
-)
+BENCH = Bench(name="ddp/overhead", minutes=4, full_minutes=20)
 
 
 def task(name: str) -> Task:

@@ -28,10 +28,7 @@ HEADINGS = (
 APART = 0.2  # seconds between kills of two runs: processes killed at once end slowly
 START = 0.7  # seconds between two starts
 MISSING = "torchft is not installed: its rows are left out; see bench.outer.torchft"
-BENCH = Bench(
-    name="elastic/kills", minutes=6, full_minutes=42,
-    claim="Runs of every recipe go on while workers are killed and started again",
-)  # fmt: skip
+BENCH = Bench(name="elastic/kills", minutes=6, full_minutes=42)
 
 
 def shares(run: Run) -> dict[str, float]:

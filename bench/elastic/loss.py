@@ -13,10 +13,7 @@ from bench.harness import GOAL, Bench, Claim, Effect, Result, command, console
 
 PAUSE, EVERY = 0.02, 10.0  # seconds of a step, between two kills
 HEADINGS = ("method", "kills", "steps", "loss", "undisturbed", "factor")
-BENCH = Bench(
-    name="elastic/loss", minutes=9,
-    claim="Runs whose workers are killed reach the loss of undisturbed ones",
-)  # fmt: skip
+BENCH = Bench(name="elastic/loss", minutes=9)
 
 
 def pair(context: BaseContext, case: Case) -> tuple[Run, Run]:

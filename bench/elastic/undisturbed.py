@@ -20,10 +20,7 @@ PLACES = {  # steps of a turn, nodes, rate, workers of a node
 }
 MOST = {"elastic": 1.01, "weighted": 1.05}  # goals, by the option
 HEADINGS = ("recipe", "network", "option", "without", "with it", "ratio", "95 %")
-BENCH = Bench(
-    name="elastic/undisturbed", minutes=10, full_minutes=24,
-    claim="elastic=True and weighted=True cost little while ranks are alike",
-)  # fmt: skip
+BENCH = Bench(name="elastic/undisturbed", minutes=10, full_minutes=24)
 
 
 def attach_either(method: str, model: nn.Module, build: Build) -> Attached:

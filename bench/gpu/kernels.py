@@ -29,10 +29,7 @@ DENSITIES = (0.001, 0.01)
 LARGE = 10_000_000
 COPY, TOPK = "copy", "top-k of one layer"
 HEADINGS = ("pass", "bytes per element", "torch", "kernel", "faster", "GB/s", "of a copy")
-BENCH = Bench(
-    name="gpu/kernels", minutes=1, full_minutes=4, gpu=True,
-    claim="Kernels on a GPU reach 80 % of the bandwidth of a copy; top-k in a tenth of torch.topk",
-)  # fmt: skip
+BENCH = Bench(name="gpu/kernels", minutes=1, full_minutes=4, gpu=True)
 Work = Callable[[], object]
 # A name, elements, bytes of one that must be read and written, a kernel, and the same in torch.
 Pass = tuple[str, int, float, Work, Work]

@@ -15,10 +15,7 @@ OURS = "ddp()"
 METHODS = (OURS, "sgp(overlap=1,wire='bf16')", "lags(density=0.001)", "daso(every=4)")
 TURN, WARM_UP = 8, 16  # steps; a message that is under way at the end of a turn arrives in the next
 HEADINGS = ("method", "a step", "x alone", "x torch DDP")
-BENCH = Bench(
-    name="gpu/steps", minutes=8, gpu=True,
-    claim="A step of ddp(), sgp, lags and daso on a GPU, beside torch's DDP and computing alone",
-)  # fmt: skip
+BENCH = Bench(name="gpu/steps", minutes=8, gpu=True)
 
 
 def task(shape: Shape, device: str = "cuda") -> Task:

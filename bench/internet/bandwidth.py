@@ -11,10 +11,7 @@ from bench.harness.gpt import gpt
 from bench.internet.sites import SIZES
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict, read_profile
 
-BENCH = Bench(
-    name="internet/bandwidth", minutes=1,
-    claim="The share of computing on three sites, from 10 Mbit/s to 1 Gbit/s at 100 ms",
-)  # fmt: skip
+BENCH = Bench(name="internet/bandwidth", minutes=1)
 RATES = np.geomspace(10e6, 1e9, 13)
 STEP = 0.93  # seconds, which internet/sites has measured for a rank alone
 SMALL = {

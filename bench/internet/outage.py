@@ -21,10 +21,7 @@ TEXT = "diloco(every=10,delay=5)"
 PAUSE, LAST, KILL, AWAY = 1.0, 60, 15.0, 15.0  # seconds of a step, steps, and seconds
 FAILS = range(SITES[0], SITES[0] + SITES[1])
 HEADINGS = ("ranks", "useful", "longest gap", "back after its imports")
-BENCH = Bench(
-    name="internet/outage", claim="Two sites go on while the third fails, and it joins again",
-    minutes=3,
-)  # fmt: skip
+BENCH = Bench(name="internet/outage", minutes=3)
 
 
 def live(folder: Path) -> None:

@@ -13,10 +13,7 @@ from bench.harness.ranks import on_nodes, seconds_together
 NODES, NUMELS = (4, 8), (2**10, 2**18, 2**21)  # 4 KiB, 1 and 8 MiB
 RATE, LATENCY, LEAD, TURNS = "100mbit", "50ms", 2, 3
 HEADINGS = ("nodes", "bytes", "ring", "tree", "direct", "ring over the fastest")
-BENCH = Bench(
-    name="internet/shapes", minutes=6,
-    claim="Over far links a sum of few messages after each other beats a ring",
-)  # fmt: skip
+BENCH = Bench(name="internet/shapes", minutes=6)
 
 
 def ring(tensor: Tensor) -> None:

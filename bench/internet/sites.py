@@ -28,10 +28,7 @@ METHODS = {  # and the goal of each
     "sparse_loco(every=10,within='local')": 0.0,
     "sparse_loco(every=20,within='local')": 0.95,
 }
-BENCH = Bench(
-    name="internet/sites", minutes=8,
-    claim="Rare, streaming and sparse exchanges keep three sites computing",
-)  # fmt: skip
+BENCH = Bench(name="internet/sites", minutes=8)
 
 
 def race(methods: list[str]) -> list[dict[str, Any]]:

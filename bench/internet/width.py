@@ -22,12 +22,7 @@ PLACES = {  # steps of a turn, options of the links, the goal
 METHODS = ("ddp(bucket_mb=100)", "sgp", "diloco(every=2)")
 WAYS = tuple(f"{method} {count}" for method in METHODS for count in (1, WIDE))
 HEADINGS = ("network", "method", "1 connection", f"{WIDE} connections", "times faster")
-BENCH = Bench(
-    name="internet/width",
-    claim="Eight connections carry four times what one does where packets are lost, and no less "
-    "on a local network",
-    minutes=9,
-)
+BENCH = Bench(name="internet/width", minutes=9)
 
 
 def attach(way: str, model: nn.Module, build: Build) -> Attached:

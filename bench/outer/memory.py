@@ -38,7 +38,7 @@ SAID: dict[str, tuple[str, Callable[[int], float]]] = {
     "lags(density=0.01)": ("3", lambda n: 3),
 }
 HEADINGS = ("recipe", "docstring", "held", "at most", "sharded: held", "at most")
-BENCH = Bench(name="outer/memory", claim="Memory of a rank under each recipe", minutes=3)
+BENCH = Bench(name="outer/memory", minutes=3)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,7 @@ METHODS = (
     DDP, "local_sgd(every=8)", DILOCO, STREAMING, NARROW, SPARSE, "sgp(overlap=1,wire='bf16')",
     "daso(every=8)", "lags(density=0.01)", ALONE,
 )  # fmt: skip
-BENCH = Bench(
-    name="outer/methods", claim="All methods behind slow links: time, bytes and loss", minutes=9,
-    full_minutes=27,
-)  # fmt: skip
+BENCH = Bench(name="outer/methods", minutes=9, full_minutes=27)
 
 
 @command(BENCH, "--seconds 90", full="Three rounds.")

@@ -16,7 +16,7 @@ ADAMW, MUON = "AdamW", "Muon"
 METHODS = tuple(f"{name} {rate:g}" for name in (ADAMW, MUON) for rate in (1e-3, 3e-3, 1e-2))
 WARM_UP = 10  # steps
 TASK = partial(gpt_with_heldout, 256, context=64, width=128, depth=2, batch=4)  # half a million
-BENCH = Bench(name="outer/muon", claim="Muon inside DiLoCo beside AdamW, at equal bytes", minutes=5)
+BENCH = Bench(name="outer/muon", minutes=5)
 
 
 class Together(Optimizer):

@@ -21,10 +21,7 @@ MISSING = (
     "pip install --no-deps --target FOLDER torchft-nightly==2026.10.26\n"
     "pip install --target FOLDER opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 )
-BENCH = Bench(
-    name="outer/torchft", claim="DiLoCo and Local SGD beside those of torchft", minutes=8,
-    full_minutes=24,
-)  # fmt: skip
+BENCH = Bench(name="outer/torchft", minutes=8, full_minutes=24)
 
 
 @command(BENCH, "--seconds 60", full="Three rounds.")

@@ -15,10 +15,7 @@ from offbeat.plan.sites import Sites
 
 NEAR = "250mbit"  # where the software of a message is measured: nearly all of its round trip
 WITHIN, SHARE = 0.10, 0.95
-BENCH = Bench(
-    name="plan/far", minutes=10,
-    claim="The model of time predicts the step of every method between nodes 30 to 200 ms apart",
-)  # fmt: skip
+BENCH = Bench(name="plan/far", minutes=10)
 
 
 NETWORKS: dict[str, tuple[int, str, links.LinkOptions]] = {

@@ -19,10 +19,7 @@ METHODS = (
 )  # fmt: skip
 # Steps differ by 3 %, and 1 % of them take three times as long.
 STRAGGLERS = Stragglers(jitter=0.03, late_share=0.01, late_factor=3.0)
-BENCH = Bench(
-    name="plan/gpt2", minutes=1,
-    claim="Predictions for a model of 124 M parameters on 4 to 4,096 nodes, and their cost",
-)  # fmt: skip
+BENCH = Bench(name="plan/gpt2", minutes=1)
 
 
 def draw(found: dict[tuple[str, str], list[float]], computing: float) -> None:

@@ -12,10 +12,7 @@ from bench.plan.recorded import Recorded, kept, recorded
 from offbeat.plan import Speeds, Stragglers
 
 GOAL, MIDDLE = 0.10, 0.05
-BENCH = Bench(
-    name="plan/network", minutes=10, full_minutes=50,
-    claim="The model of time predicts the step of every method behind slow links",
-)  # fmt: skip
+BENCH = Bench(name="plan/network", minutes=10, full_minutes=50)
 RATES = ("25mbit", "100mbit", "250mbit")
 METHODS = [  # where two senders meet, TCP needs some steps until they share a link evenly
     case("ddp"), case("ddp(wire='bf16')"), case("lags(density=0.01)"), case("sgp", 12, 4),

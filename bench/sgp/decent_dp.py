@@ -16,10 +16,7 @@ from bench.harness.training import Training, times
 OURS, THEIRS = "sgp(overlap=1)", "decent-dp"
 RATE = "250mbit"
 HEADINGS = ("nodes", "method", "a step", "CPU time of a rank")
-BENCH = Bench(
-    name="sgp/decent_dp", claim="Overlap SGP is no slower than decent-dp", minutes=5,
-    full_minutes=12,
-)  # fmt: skip
+BENCH = Bench(name="sgp/decent_dp", minutes=5, full_minutes=12)
 
 
 def attach(method: str, model: nn.Module, build: Build) -> Attached:

@@ -21,7 +21,7 @@ NONE, CUT, SLOW = "none", "no link for 5 s", "25% of its CPU"
 FAULTS = {NONE: [], CUT: [Cut(LATE, 8.0, 13.0)], SLOW: [Straggler(LATE, 0.25)]}
 MORE = 1.05  # times as long as the late node
 HEADINGS = ("node 1 has", "overlap", "its mean step", "others'", "its longest", "others'")
-BENCH = Bench(name="sgp/late", claim="Others wait no longer than a rank is late", minutes=4)
+BENCH = Bench(name="sgp/late", minutes=4)
 
 
 def train(overlap: int) -> list[list[float]]:

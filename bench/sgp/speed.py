@@ -7,7 +7,7 @@ FP32, BF16 = "sgp(overlap=1)", "sgp(overlap=1,wire='bf16')"
 ALGORITHMS = f"ddp,local_sgd(every=8),sgp,{FP32},{BF16}"
 NEAR = 0.30 / 0.243  # s per step of a prototype with 16-bit messages and with none, 4 nodes
 HEADINGS = ("nodes", "method", "a step", "x torch DDP", "floor / time", "sent a step")
-BENCH = Bench(name="sgp/speed", claim="A step of SGP behind slow links", minutes=5, full_minutes=25)
+BENCH = Bench(name="sgp/speed", minutes=5, full_minutes=25)
 
 
 @command(BENCH, "--nodes 4 --steps 40", full="Three rounds, 40 steps.")

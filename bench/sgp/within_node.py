@@ -6,10 +6,7 @@ from bench.harness.comparison import beside_torch, figures, rows, seconds
 FLAT, LOCAL = "sgp", "sgp(within='local')"
 ALGORITHMS = f"ddp,local_sgd(every=8),{FLAT},{LOCAL},sgp(overlap=1)"
 HEADINGS = ("method", "a step", "x torch DDP", "sent a step")
-BENCH = Bench(
-    name="sgp/within_node", claim="Averaging inside nodes first makes SGP faster", minutes=2,
-    full_minutes=8,
-)  # fmt: skip
+BENCH = Bench(name="sgp/within_node", minutes=2, full_minutes=8)
 
 
 @command(BENCH, "--full", full="Three rounds, 40 steps.")
