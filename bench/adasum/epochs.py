@@ -24,12 +24,7 @@ Run = tuple[list[float], float]  # accuracy in % after each epoch, and seconds w
 
 
 def train_all(settings: tuple[float, float, int]) -> list[Run]:
-    found = []
-    for run in RUNS:
-        found.append(train(*run, *settings))
-        if dist.get_rank() == 0:
-            print(*run, *(f"{score:.2f}%" for score in found[-1][0]), flush=True)
-    return found
+    return [train(*run, *settings) for run in RUNS]
 
 
 def train(method: str, times: int, lr: float, target: float, epochs: int) -> Run:
@@ -90,4 +85,4 @@ def app(lr: float = 0.01, target: float = 96.0, epochs: int = 20, rate: str = "2
                      Effect(sooner, "x")),
     ]  # fmt: skip
     headings = ("method", "batch", f"epochs to {target:.1f}%", "an epoch", "time", "best")
-    return Result(f"LeNet-5 on {NODES} nodes, {rate}", headings, rows, claims, raw=found)
+    return Result(f"LeNet-5 on {NODES} nodes, {rate}", headings, rows, claims)

@@ -53,13 +53,13 @@ def speed_up(reduce: list[Losses], adasum: list[Losses], steps: int) -> Effect:
 
 @command(BENCH, "--steps 400 --full", full={"seeds": 6})
 def app(steps: int = 200, seeds: int = 3) -> Result:
-    rows, claims, curves = [], [], {}
+    rows, claims = [], []
     for kind, (optimizer, rates) in OPTIMIZERS.items():
         net, build = partial(GPT, 32, 2, 4, CONTEXT), partial(optimizer, lr=rates[0])
         task = Task(f"GPT, {kind}", net, DATA, BATCH, text.score, text.loss, build)
         alone = Case("alone", task, offbeat.alone(), 1, steps, rates[0], warmed_up)
         rate = min(rates, key=lambda each: losses(replace(alone, rate=each))[-1])
-        found = curves[kind] = {}
+        found = {}
         for name, method in METHODS.items():
             case = Case(name, task, method, WORKERS, steps, rate, warmed_up)
             found[name] = [losses(replace(case, seed=seed)) for seed in range(seeds)]
@@ -74,4 +74,4 @@ def app(steps: int = 200, seeds: int = 3) -> Result:
             holds = faster.gain > 0 and faster.is_beyond_noise
             claims.append(Claim(statement, "7039, all-reduce never", str(faster), holds))
     title = f"GPT, {WORKERS} workers of {BATCH}, {steps} steps"
-    return Result(title, HEADINGS, rows, claims, raw=curves)
+    return Result(title, HEADINGS, rows, claims)

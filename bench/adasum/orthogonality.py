@@ -60,12 +60,12 @@ def cell(point: dict[str, float]) -> str:
 
 @command(BENCH, "--full", full={"steps": 2400})
 def app(steps: int = 480) -> Result:
-    rows, claims, raw, width = [], [], {}, steps // POINTS
+    rows, claims, width = [], [], steps // POINTS
     for task, rate in TASKS.items():
         case = Case("adasum", task, offbeat.adasum(), WORKERS, steps, rate, falling)
         seen = in_threads(case, after=measured).seen
         parts = [seen[i * width : (i + 1) * width] for i in range(POINTS)]
-        curve = raw[task.name] = [
+        curve = [
             {key: sum(m.get(key, 0.0) for m in part) / width for key in part[0]} for part in parts
         ]
         rows.append((task.name, *(cell(curve[moment]) for moment in MOMENTS.values())))
@@ -78,4 +78,4 @@ def app(steps: int = 480) -> Result:
                   ", ".join(f"{fall:+.2f}" for fall in falls), max(falls) < 0),
         ]  # fmt: skip
     title = f"Orthogonality of {WORKERS} workers' updates over {steps} steps, mean (layers)"
-    return Result(title, ("model", *MOMENTS), rows, claims, raw=raw)
+    return Result(title, ("model", *MOMENTS), rows, claims)

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.harness import Bench, Claim, Effect, Result, command, console
+from bench.harness import Bench, Claim, Effect, Result, command
 from offbeat.hogwild import AsyncAdam, launch
 
 BATCH, HELD_OUT = 16, 359
@@ -76,7 +76,6 @@ def work(number: int, built: list[Shared], seed: int, epochs: int, arrived: Tens
 )  # fmt: skip
 def app(seeds: int = 10, epochs: int = 8) -> Result:
     cases = [*product(METHODS, GRID)]
-    console.print(f"{seeds * len(cases)} trainings of {epochs} epochs, two processes")
     ends = defaultdict[tuple[str, float], list[End]](list)
     for seed in range(seeds):  # one launch each: every shared tensor is an open file
         built = [build(*METHODS[name], alpha, seed) for name, alpha in cases]
@@ -84,11 +83,10 @@ def app(seeds: int = 10, epochs: int = 8) -> Result:
         first, _ = launch(work, 2, (built, seed, epochs, arrived))
         for case, end in zip(cases, first, strict=True):
             ends[case].append(end)
-    rows, found, raw = [], [], {}
+    rows, found = [], []
     for name in METHODS:  # at the step size with the lowest mean loss
         alpha = min(GRID, key=lambda each, name=name: fmean(end[0] for end in ends[name, each]))
-        raw[name] = ends[name, alpha]
-        losses, errors, seconds = zip(*raw[name], strict=True)
+        losses, errors, seconds = zip(*ends[name, alpha], strict=True)
         loss, error, epoch = Effect.mean(losses), Effect.mean(errors), fmean(seconds)
         rows.append((name, f"{alpha:g}", f"{loss:.4f}", f"{error:.4f}", f"{1e3 * epoch:.0f}"))
         found.append((loss, error, epoch))
@@ -110,4 +108,4 @@ def app(seeds: int = 10, epochs: int = 8) -> Result:
               min(gains) >= 1 + 1 / 3),
     ]  # fmt: skip
     title = f"A net of 64-64-10 on the digits, {epochs} epochs, {seeds} seeds"
-    return Result(title, HEADINGS, rows, claims, raw=raw)
+    return Result(title, HEADINGS, rows, claims)

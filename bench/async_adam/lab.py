@@ -9,7 +9,7 @@ import os
 import sys
 from math import inf
 
-from bench.harness import Bench, Claim, Result, command, console, files, ranks
+from bench.harness import Bench, Claim, Result, command, files, ranks
 
 SCRIPT = str(files.EXAMPLES / "skipgram.py")
 RATE = "250mbit"
@@ -28,9 +28,7 @@ def run(nodes: int, workers: int, algorithm: str, steps: int) -> tuple[float, Cu
     with ranks.nodes(nodes, 1, RATE) as runner:
         printed = ranks.run(runner, command, show=False)
     last = json.loads(next(line for line in reversed(printed) if line.startswith("{")))
-    pace, curve = last["steps_per_second"], last["curve"]
-    console.print(f"{nodes} x {workers} {algorithm}: {pace:.0f} steps/s a node", style="dim")
-    return pace, curve
+    return last["steps_per_second"], last["curve"]
 
 
 def seconds_to(loss: float, curve: Curve) -> float:
@@ -62,4 +60,4 @@ def app(steps: int = 3000) -> Result:
         )
     ]
     title = f"Skip-gram, {steps} steps a node, {RATE}, {os.cpu_count()} cores for all workers"
-    return Result(title, HEADINGS, rows, claims, raw=found)
+    return Result(title, HEADINGS, rows, claims)

@@ -7,12 +7,10 @@ passes on any hardware; two threads on two cores stand beside them.
 from itertools import pairwise
 from statistics import fmean
 
-from rich.progress import track
-
 from bench.async_adam.curves import record
 from bench.async_adam.methods import Method, adam, turns
 from bench.async_adam.sparse_problem import generate
-from bench.harness import Bench, Claim, Effect, Result, command, console
+from bench.harness import Bench, Claim, Effect, Result, command
 
 PASSES, LAST = 40, 10  # passes of a run, and those whose mean loss is that at the end
 EARLY = slice(2, 6)  # looks after passes 2 to 5
@@ -65,7 +63,7 @@ def claims(early: Losses, end: Losses) -> list[Claim]:
 @command(BENCH, "--full", full={"seeds": 30})
 def app(seeds: int = 10) -> Result:
     problem, rows, early, end = generate(), [], {}, {}
-    for alpha, make, *of in track(CASES, "training", console=console):
+    for alpha, make, *of in CASES:
         methods: list[Method] = [make(*of, seed) for seed in range(seeds)]
         curves = [record(method, problem, alpha, PASSES) for method in methods]
         case = alpha, curves[0].label
@@ -73,5 +71,4 @@ def app(seeds: int = 10) -> Result:
         end[case] = Effect.mean([fmean(curve.loss[-LAST:]) for curve in curves])
         rows.append((f"{alpha:g}", case[1], f"{early[case]:.4f}", f"{end[case]:.4f}"))
     title = f"Losses by passes, {seeds} seeds, mean ± standard error"
-    raw = {"early": early, "end": end}
-    return Result(title, HEADINGS, rows, claims(early, end), raw=raw)
+    return Result(title, HEADINGS, rows, claims(early, end))

@@ -101,4 +101,4 @@ def app(passes: int = 20) -> Result:
         for curve, zeros in zip(sparse[name], rows[name], strict=True)
     ]  # fmt: skip
     title = f"Renda, figures 1, 3 and 4, {os.cpu_count()} cores"
-    return Result(title, HEADINGS, table, claims(sparse, rows), raw=rows)
+    return Result(title, HEADINGS, table, claims(sparse, rows))

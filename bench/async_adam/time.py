@@ -68,14 +68,13 @@ def app(passes: int = 30) -> Result:
     held_out = HeldOut(problem.x, problem.y, problem.test_x, problem.test_y)
     solver = LogisticRegression(C=1 / (L2 * len(problem.y)), fit_intercept=False, tol=1e-6)
     best = solver.fit(problem.x, problem.y).coef_[0].astype(np.float32)
-    ways, claims, rows, raw = list(GRIDS), [], [], []
+    ways, claims, rows = list(GRIDS), [], []
     for near in NEAR:
         for kind, of, methods in (("training", problem, ways[:2]), ("held-out", held_out, ways)):
             goal = near * of.loss(best)
             by = lambda curve, goal=goal: curve.passes_to(goal)  # noqa: E731
             curves = [tuned(method, of, passes, GRIDS[method], by) for method in methods]
             curves = timed(curves, methods, of)
-            raw += curves
             ms = [1e3 * curve.seconds_to(goal) for curve in curves]
             claims += judged(goal, near, *ms)
             rows += [
@@ -83,4 +82,4 @@ def app(passes: int = 30) -> Result:
                  f"{1e3 * c.pace:.2f}", f"{each:.2f}") for c, each in zip(curves, ms, strict=True)
             ]  # fmt: skip
     title = "Time to a loss, each at its best step size (0: its own schedule)"
-    return Result(title, HEADINGS, rows, claims, raw=raw)
+    return Result(title, HEADINGS, rows, claims)

@@ -130,8 +130,6 @@ def race(cell: Cell) -> Raced:
     found = Raced(seconds_of, seconds, run.replica.stats()["auto"], switches)
     run.replica.finish()
     run.replica.detach()
-    if dist.get_rank() == 0:
-        print(cell, found, flush=True)
     return found
 
 

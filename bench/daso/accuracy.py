@@ -124,5 +124,4 @@ def app(full: bool = False, images: float = 1.0) -> Result:
     is_worse = max(ddp, daso) < best - NEAR
     claims.append(Claim(text, "neither matches the baseline", ours, is_worse, "Fig. 7, 9"))
     title = "Figures 7 and 9: held-out accuracy and IoU"
-    raw = {", ".join(map(str, key)): runs for key, runs in found.items()}
-    return Result(title, HEADINGS, rows, claims, raw=raw)
+    return Result(title, HEADINGS, rows, claims)

@@ -78,10 +78,8 @@ def race(rounds: int) -> list[dict[str, Any]]:
             dist.broadcast(size, SLOW)
             worker.close()
             samples, speeds = zip(*pairs, strict=True)
-            found.append({"method": method, "batches": name, "size": int(size)})
-            found[-1] |= {"samples": samples, "alone": speeds}
-            if dist.get_rank() == 0:
-                print(found[-1], flush=True)
+            about = {"method": method, "batches": name, "size": int(size)}
+            found.append(about | {"samples": samples, "alone": speeds})
     alone.close()
     return found
 

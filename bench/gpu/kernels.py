@@ -6,12 +6,11 @@ from itertools import accumulate, pairwise
 from statistics import median
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from bench.gpu.device import device_of, uncached
 from bench.gpu.gpt2 import GPT2, SMALL, Shape
-from bench.harness import Bench, Result, at_least, command, console
+from bench.harness import Bench, Result, at_least, command
 from offbeat import functional
 from offbeat.functional import Segment, Segments, count_kept
 from offbeat.functional.messages.narrowing import narrow, narrow_bytes
@@ -111,14 +110,12 @@ def app(full: bool = False) -> Result:
 def measure(shape: Shape, large: int, rounds: int, device: torch.device, name: str) -> Result:
     """Time all passes one after the other, of which the first is the copy."""
     found, rows, claims, copy = [], [], [], None
-    works, is_quiet = passes(shape, large, device), not console.is_terminal
-    for text, numel, nbytes, *both in track(works, "", console=console, disable=is_quiet):
+    for text, numel, nbytes, *both in passes(shape, large, device):
         kernel, plain = (uncached(work, rounds, device) for work in both)
         found.append({"name": text, "numel": numel, "nbytes": nbytes})
         found[-1] |= {"kernel": kernel, "torch": plain}
         rate, faster = numel * nbytes / median(kernel), median(plain) / median(kernel)
         copy = copy or rate
-        console.print(f"{text}: {rate / 1e9:.0f} GB/s", style="dim")
         times = (f"{median(seconds) * 1e3:.3f} ms" for seconds in (plain, kernel))
         share = f"{rate / 1e9:.0f}", f"{rate / copy:.0%}"
         rows.append((text, f"{nbytes:.3g}", *times, f"{faster:.1f} x", *share))

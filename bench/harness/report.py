@@ -27,7 +27,7 @@ class Result:
     """What a benchmark has found.
 
     ``measured`` is written with series of numbers summarized, and ``picture``, what a picture
-    shows, as it is. The raw recording has ``measured`` and ``raw`` as they are.
+    shows, as it is. The raw recording has ``measured`` as it is.
     """
 
     title: str
@@ -36,7 +36,6 @@ class Result:
     claims: Sequence[Claim]
     measured: Any = None
     picture: Any = None
-    raw: Any = None
 
     @classmethod
     def by_case(
@@ -70,7 +69,7 @@ def report(bench: Bench, found: Result) -> None:
     if found.picture is not None:
         kept["picture"] = plain(found.picture, DRAWN_DIGITS)
     files.result(bench.name).write_text(dumps(kept) + "\n", encoding="utf-8")
-    recorded = about | {"measured": plain(found.measured), "raw": plain(found.raw)}
+    recorded = about | {"measured": plain(found.measured)}
     files.raw(bench.name).write_text(json.dumps(recorded) + "\n", encoding="utf-8")
     files.console.print(f"written: {os.path.relpath(files.result(bench.name))}")
 

@@ -58,8 +58,6 @@ def step(method: str, task: Task, world: offbeat.World) -> float:
     run.finish()
     run.close()
     dist.all_reduce(took)
-    if dist.get_rank() == 0:
-        print(method, took.item(), flush=True)
     return took.item()
 
 

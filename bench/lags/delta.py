@@ -52,7 +52,7 @@ TASKS = {  # and learning rates
 
 @command(BENCH, "--full", full={"steps": 1500})
 def app(steps: int = 150) -> Result:
-    rows, claims, raw, every = [], [], {}, steps // LOOKS
+    rows, claims, every = [], [], steps // LOOKS
 
     def look(replica: offbeat.Replica, step: int) -> dict[str, float] | None:
         return None if step % every else deltas(replica.gradients)
@@ -62,8 +62,7 @@ def app(steps: int = 150) -> Result:
         case = Case("lags", task, lags, WORKERS, steps, rate, schedule=lambda *_: 1.0)
         found = in_threads(case, before=look)
         layers = {name: [delta[name] for delta in found.seen] for name in found.seen[0]}
-        raw[task.name] = curves = {**layers, "loss": [*found.losses[::every]]}
-        for name, values in curves.items():
+        for name, values in {**layers, "loss": found.losses[::every]}.items():
             cells = (f"{v:.4f}" for v in (values[0], median(values), max(values)))
             above = f"{sum(v > 1 for v in values)} of {len(values)}" if name in layers else ""
             rows.append((task.name, name, *cells, above))
@@ -71,4 +70,4 @@ def app(steps: int = 150) -> Result:
         statement = f"{task.name}: delta is below 1 in every layer throughout training"
         claims.append(Claim(statement, "below 1", f"at most {largest:.3f}", largest <= 1))
     title = f"delta, {WORKERS} workers, density 0.001, {steps} steps"
-    return Result(title, HEADINGS, rows, claims, raw=raw)
+    return Result(title, HEADINGS, rows, claims)

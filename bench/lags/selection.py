@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.harness import Bench, Claim, Result, command, console
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.turns import in_turns
 from offbeat.functional import count_kept, sampled_top_k, top_k
 from offbeat.kernels.top_k import scanned_blocks
@@ -37,7 +37,6 @@ def measure(numel: int, density: float, rounds: int) -> dict[str, Any]:
     ways = {way: partial(select, x, k) for way, select in WAYS.items()}
     times = in_turns({**ways, READING: x.sum}, rounds, warm_up=1)
     found = {way: recall(x, select(), k) for way, select in ways.items()}
-    console.print(f"{numel:,} elements, density {density}", style="dim")
     return {"numel": numel, "density": density, "seconds": times, "recall": found}
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, console
+from bench.harness import Bench, Claim, Result, command
 from bench.harness.ranks import on_nodes
 from bench.harness.resident import forget_peak, resident, return_large_tensors
 
@@ -62,8 +62,6 @@ def measure(question: tuple[list[str], int]) -> dict[str, Memory | None]:
             dist.all_reduce(total)
             own = Memory(*(total / dist.get_world_size()).tolist())
         found[text] = own
-        if dist.get_rank() == 0:
-            print(f"{text}: {own or 'refused'}", flush=True)
     return found
 
 
@@ -103,7 +101,6 @@ def app() -> Result:
     """Train a model of 50 million parameters on four nodes; in shards on two, with two ranks."""
     cells, claims, measured = {name: [SAID[name][0]] for name in SAID if name != ALONE}, [], {}
     for key, what, shards in (("whole", "whole models", 1), ("sharded", "shards", SHARDS)):
-        console.print(what)
         n = RANKS // shards
         found = measured[key] = on_nodes(measure, ([*SAID], shards), n, shards)
         over = {}

@@ -3,10 +3,9 @@
 import time
 
 from matplotlib.figure import Figure
-from rich.progress import track
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, console, files
+from bench.harness import Bench, Claim, Result, command, files
 from offbeat.kit.quantity import parse_rate
 from offbeat.plan import Fabric, Stragglers, predict, read_profile
 
@@ -47,7 +46,7 @@ def app(steps: int = 200) -> Result:
     profile, found = read_profile(files.ASSETS / "gpt2.json"), {}
     largest = dict.fromkeys(RATES, 0.0)
     cases = [(rate, method, nodes) for rate in RATES for method in METHODS for nodes in NODES]
-    for rate, method, nodes in track(cases, console=console, transient=True):
+    for rate, method, nodes in cases:
         fabric = Fabric(nodes=nodes, rate=float(parse_rate(rate)), latency=100e-6)
         began = time.perf_counter()
         made = predict(offbeat.algorithm(method), profile, fabric, STRAGGLERS, steps)

@@ -11,12 +11,11 @@ from statistics import fmean
 
 import torch
 from matplotlib.figure import Figure
-from rich.progress import track
 from torch import Tensor, nn
 from torch.optim import SGD
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, console, files, numbers
+from bench.harness import Bench, Claim, Result, command, files, numbers
 from bench.scale.spread import amplification, gap
 from offbeat.testing.virtual import VirtualWorkers
 from offbeat.topology import Topology
@@ -166,11 +165,8 @@ def draw(found: Found, adasum: Steps) -> None:
 @command(BENCH, "--full", full={"steps": 800}, worlds="Numbers of workers.")
 def app(worlds: str = "4,16,64,256,1024", steps: int = 200) -> Result:
     sizes = sorted(numbers(worlds))
-    found: Found = {
-        name: {size: gossip(name, size, steps) for size in sizes}
-        for name in track(GRAPHS, "gossip", console=console)
-    }
-    tree = {size: adasum_step(size, steps) for size in track(sizes, "Adasum", console=console)}
+    found = {name: {size: gossip(name, size, steps) for size in sizes} for name in GRAPHS}
+    tree = {size: adasum_step(size, steps) for size in sizes}
     draw(found, tree)
     rows = [
         (name, f"{size}", f"{run.gap:.2g}", f"{run.distance:.3g}", f"{run.predicted:.3g}",

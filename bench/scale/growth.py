@@ -5,14 +5,14 @@ the models of the methods say that are behind ``offbeat plan``.
 """
 
 import threading
+from itertools import product
 
 import torch
-from rich.progress import track
 from torch import nn
 from torch.optim import SGD
 
 import offbeat
-from bench.harness import Bench, Claim, Result, command, console
+from bench.harness import Bench, Claim, Result, command
 from bench.scale.attach import WAIT, sockets
 from bench.scale.laws import EVERY, LAWS
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict
@@ -77,8 +77,7 @@ def measure(method: str, ranks: int) -> tuple[float, float]:
 
 @command(BENCH)
 def app() -> Result:
-    cases = [(method, ranks) for method in LAWS for ranks in SIZES]
-    found = {case: measure(*case) for case in track(cases, "worlds", console=console)}
+    found = {case: measure(*case) for case in product(LAWS, SIZES)}
     rows = [
         (
             method, *(f"{found[method, n][0]:.3g}" for n in SIZES), f"{law.bytes(LARGE):.3g}",

@@ -67,5 +67,4 @@ def app(full: bool = False, workers: int = 16, steps: int = 4) -> Result:
               f"in the median epoch at most {unlike:.1f} x as far", bool(unlike < 3)),
     ]  # fmt: skip
     title = f"Figure 2: distance from the mean of {workers} nodes (least - most)"
-    raw = {graph: each.tolist() for graph, each in found.items()}
-    return Result(title, HEADINGS, rows, claims, raw=raw)
+    return Result(title, HEADINGS, rows, claims)
