@@ -7,8 +7,7 @@ from functools import cached_property
 from math import inf
 
 import offbeat
-from bench.choose.rows import follow_rows
-from bench.choose.tasks import LOOK, MOST, RATES, WORKERS, Course, follow, step_alone
+from bench.choose.tasks import LOOK, MOST, RATES, WORKERS, Course, follow, follow_rows, step_alone
 from bench.harness import Effect, files
 from bench.harness.case import Task
 from offbeat.plan import Fabric, Parameter, Profile, Speeds, predict

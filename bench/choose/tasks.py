@@ -11,11 +11,14 @@ import digits_cnn
 import torch
 from char_gpt import CHARACTERS, GPT
 from torch import Tensor
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import AdamW
 
 import offbeat
-from bench.harness import text
+from bench.harness import console, text
 from bench.harness.case import SGD, Case, Data, Model, Task
+from bench.harness.rows import trained
 from bench.harness.seeds import in_threads
 from bench.lags.networks import Reader
 from bench.lags.training import LENGTH, TEXT
@@ -111,3 +114,22 @@ def follow(task: Task, recipe: str, rate: float, seed: int, target: float) -> Co
         course.losses.append(WORST)
         print(f"{case}: {error}"[:200])
     return course
+
+
+def follow_rows(
+    task: Task, recipe: str, rate: float, seed: int, target: float, workers: int, most: int = MOST
+) -> Course:
+    """The same of many workers as rows of one tensor; without a target as long as ddp."""
+    steps = STEPS if target == -inf else most
+    case = Case(recipe, task, offbeat.algorithm(recipe), workers, steps, rate, constant, seed)
+    heldout, losses = task.data()[1]["heldout"], list[float]()
+    with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for rows
+        for step, rows in enumerate(trained(case), 1):
+            if step % LOOK == 0:
+                mean = {name: stacked.mean(0) for name, stacked in rows.parameters().items()}
+                found = task.score(partial(functional_call, rows.model, mean), *heldout)
+                losses.append(min(WORST, found) if found == found else WORST)
+                if losses[-1] <= target or losses[-1] == WORST:
+                    break
+    console.print(f"{case}, {rate:g}: {losses[-1]:.4f}", style="dim")
+    return Course(losses)
