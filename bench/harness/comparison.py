@@ -2,9 +2,7 @@
 
 import os
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from bench.harness.environment import environment
 from bench.harness.files import EXAMPLES, console
@@ -14,8 +12,6 @@ from offbeat.kit.quantity import size
 
 SCRIPT = EXAMPLES / "char_gpt.py"
 GPT = ("--width", "256", "--depth", "4", "--context", "128", "--batch-size", "3")  # 13 MB
-FIGURES = ("seconds_per_step", "share_of_floor", "bytes_per_step", "stall_per_step",
-           "final_loss", "heldout_loss", "seconds_to_target")  # fmt: skip
 
 
 def compare(experiment: Experiment, nodes: int, rate: str, procs: int = 1) -> Comparison:
@@ -56,14 +52,6 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         )
         for each in comparison.results
     ]  # fmt: skip
-
-
-def figures(comparison: Comparison) -> dict[str, Any]:
-    by_method = {
-        result.name: {key: asdict(value) for key in FIGURES if (value := getattr(result, key))}
-        for result in comparison.results
-    }
-    return {"setup": asdict(comparison.setup), "rounds": comparison.rounds, "methods": by_method}
 
 
 def middle(spread: Spread | None) -> float:
