@@ -83,8 +83,8 @@ def follow(case: Case) -> tuple[Outcome, float]:
     return in_threads(case, after=look), apart[0]
 
 
-@command(BENCH, "--full", full="Three seeds instead of one.", images="Share of the usual number.")
-def app(full: bool = False, images: float = 1.0) -> Result:
+@command(BENCH, "--full", full={"seeds": 3}, images="Share of the usual number.")
+def app(seeds: int = 1, images: float = 1.0) -> Result:
     """Compare DASO and averaged gradients on two tasks, two workers per node."""
     rows, claims, found, apart = [], [], {}, {}
 
@@ -96,7 +96,7 @@ def app(full: bool = False, images: float = 1.0) -> Result:
 
     for case in cases(images):
         task, workers, name = key = case.task.name, case.workers, case.name
-        runs = found[key] = over_seeds(train, case, 3 if full else 1)
+        runs = found[key] = over_seeds(train, case, seeds)
         against = f"{runs.mean - found[task, workers, DDP].mean:+.1f}%"
         rows.append((task, f"{workers}", name, f"{case.steps}", f"{runs.mean:.1f}%", against))
     for task, end in apart.items():

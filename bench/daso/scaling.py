@@ -21,17 +21,16 @@ def cases(steps: int) -> list[Timed]:
 
 
 @command(
-    BENCH, "--full", full="Four times the samples.", nodes="Numbers of nodes, at least two.",
+    BENCH, "--full", full={"samples": 384}, nodes="Numbers of nodes, at least two.",
     pause="Seconds that a step computes.", samples="Steps of all nodes together.",
 )  # fmt: skip
 def app(
-    full: bool = False, nodes: str = "2,4,8", rate: str = "25mbit", pause: float = 0.25,
-    samples: int = 96,
-) -> Result:  # fmt: skip
+    nodes: str = "2,4,8", rate: str = "25mbit", pause: float = 0.25, samples: int = 96
+) -> Result:
     """Compare the time of whole runs on 2, 4 and 8 nodes, all of equally many samples."""
     rows, found, less = [], {}, {}
     for count in sorted(numbers(nodes)):
-        steps = samples * (4 if full else 1) // count
+        steps = samples // count
         timed = found[count] = step_times(cases(steps), count, PER_NODE, rate, (pause, 156))
         for name, pace in timed.items():
             saved = f"{1 - pace.whole / timed[DDP].whole:.0%}"

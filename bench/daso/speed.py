@@ -18,10 +18,10 @@ def cycling(every: int, wait: int) -> Timed:
 
 
 @command(
-    BENCH, "--nodes 2 --full", full="Five rounds instead of two.", nodes="Of the lab: 2, 4.",
+    BENCH, "--nodes 2 --full", full={"rounds": 5}, nodes="Of the lab: 2, 4.",
     steps="Optimizer steps of a whole run.",
 )  # fmt: skip
-def app(full: bool = False, nodes: str = "2,4", rate: str = "250mbit", steps: int = 20) -> Result:
+def app(nodes: str = "2,4", rate: str = "250mbit", steps: int = 20, rounds: int = 2) -> Result:
     """Time DASO on a GPT, two processes per node, beside torch's DDP and a hierarchical mean."""
     rows, claims, measured = [], [], {}
     for count in numbers(nodes):
@@ -36,7 +36,7 @@ def app(full: bool = False, nodes: str = "2,4", rate: str = "250mbit", steps: in
             cycle,
             cycling(4, 1),
         ]
-        turns = [*turns * (5 if full else 2), Timed("ddp()", offbeat.ddp(), 4, 1), whole]
+        turns = [*turns * rounds, Timed("ddp()", offbeat.ddp(), 4, 1), whole]
         found = measured[count] = step_times(turns, count, 2, rate)
         for name, pace in found.items():
             ratios = [f"{found[other].step / pace.step:.2f}" for other in (DDP, FLOOR)]

@@ -14,8 +14,8 @@ HEADINGS = ("workers", "method", "steps", "held out", "against ddp")
 BENCH = Bench(name="daso/workers", minutes=4, full_minutes=8, evidence="Fig. 7, 9")
 
 
-@command(BENCH, "--full", full="Twice the seeds.")
-def app(full: bool = False, seeds: int = 5) -> Result:
+@command(BENCH, "--full", full={"seeds": 10})
+def app(seeds: int = 5) -> Result:
     """Train 8 to 64 workers on equally many samples, at rates that grow with their number."""
     rows, found = [], {}
     for workers in WORLDS:
@@ -29,7 +29,7 @@ def app(full: bool = False, seeds: int = 5) -> Result:
                 )
                 case = replace(case, algorithm=method)
             case = replace(case, per_node=PER_NODE)
-            runs = found[workers][name] = over_seeds(in_rows, case, seeds * (1 + full))
+            runs = found[workers][name] = over_seeds(in_rows, case, seeds)
             against = f"{runs.mean - found[workers][DDP].mean:+.1f}%"
             rows.append((f"{workers}", name, f"{case.steps}", str(runs), against))
     gaps = {workers: found[workers][DASO].over(found[workers][DDP]) for workers in WORLDS}

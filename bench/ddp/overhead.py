@@ -47,10 +47,9 @@ def ratios(ours: Times, theirs: Times) -> tuple[float, float, float]:
     return ours.step / theirs.step, float(low), float(high)
 
 
-@command(BENCH, "--full", full="600 rounds.")
-def app(full: bool = False, rounds: int = 120) -> Result:
+@command(BENCH, "--full", full={"rounds": 600})
+def app(rounds: int = 120) -> Result:
     """Train copies of one model in the same processes, in turns; both models, 2 and 4 workers."""
-    rounds = 600 if full else rounds
     rows, claims, found = [], [], {}
     for (model, workers), steps in STEPS.items():
         sgd = partial(torch.optim.SGD, lr=0.01)

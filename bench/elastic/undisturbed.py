@@ -29,10 +29,9 @@ def attach_either(method: str, model: nn.Module, build: Build) -> Attached:
     return attach(text, model, build, **({option: True} if option else {}))
 
 
-@command(BENCH, "--full", full="400 rounds.")
-def app(full: bool = False, rounds: int = 60) -> Result:
+@command(BENCH, "--full", full={"rounds": 400})
+def app(rounds: int = 60) -> Result:
     """Train copies of one model in turns, on loopback and on a slow network."""
-    rounds = 400 if full else rounds
     rows, claims, found = [], [], {}
     for (place, (steps, *where)), text in product(PLACES.items(), RECIPES):
         methods = text, *(f"{text}, {option}" for option in MOST)

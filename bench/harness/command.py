@@ -18,6 +18,7 @@ OPTIONS = {  # what most benchmarks mean by an option of this name
     "seconds": "Of each method in each round.",
     "workers": "Virtual workers.",
     "seeds": "Runs of each method.",
+    "samples": "Images seen by all workers.",
 }
 
 

@@ -15,10 +15,10 @@ METHODS = (
 BENCH = Bench(name="outer/methods", minutes=9, full_minutes=27)
 
 
-@command(BENCH, "--seconds 90", full="Three rounds.")
-def app(full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 45) -> Result:
+@command(BENCH, "--seconds 90", full={"rounds": 3})
+def app(nodes: int = 4, rate: str = "250mbit", seconds: float = 45, rounds: int = 1) -> Result:
     """Train in turns for the same number of seconds each, so that fast ones make more steps."""
-    found = race(METHODS, seconds, nodes, rate, 3 if full else 1)
+    found = race(METHODS, seconds, nodes, rate, rounds)
     rows = [
         (
             name, f"{found.step(name):.3f} s", f"{found.ratio(name, ALONE):.2f}",

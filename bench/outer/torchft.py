@@ -24,15 +24,15 @@ MISSING = (
 BENCH = Bench(name="outer/torchft", minutes=8, full_minutes=24)
 
 
-@command(BENCH, "--seconds 60", full="Three rounds.")
-def app(full: bool = False, nodes: int = 4, rate: str = "250mbit", seconds: float = 35) -> Result:
+@command(BENCH, "--seconds 60", full={"rounds": 3})
+def app(nodes: int = 4, rate: str = "250mbit", seconds: float = 35, rounds: int = 1) -> Result:
     """Train a GPT with this library and with torchft, in turns."""
     theirs = THEIRS
     if find_spec("torchft") is None:
         console.print(MISSING, markup=False)
         theirs = {}
     methods = (*theirs, *OURS)
-    found = race(methods, seconds, nodes, rate, 3 if full else 1)
+    found = race(methods, seconds, nodes, rate, rounds)
     rows = [
         (
             name, f"{found.step(name):.3f} s", f"{found.ratio(name, ALONE):.2f}",

@@ -44,12 +44,11 @@ def attach(method: str, model: nn.Module, build: Build) -> Attached:
     return Attached(model, build([torch.zeros(1)]), module, shown=average, finish=finish)
 
 
-@command(BENCH, "--nodes 8", "--full", full="Ten rounds.", steps="Of each turn.")
-def app(full: bool = False, nodes: str = "4,8", steps: int = 20, rounds: int = 4) -> Result:
+@command(BENCH, "--nodes 8", "--full", full={"rounds": 10}, steps="Of each turn.")
+def app(nodes: str = "4,8", steps: int = 20, rounds: int = 4) -> Result:
     """Time overlap SGP and decent-dp in turns."""
     if find_spec("decent_dp") is None:
         raise SystemExit("decent-dp is not installed: pip install '.[bench]'")
-    rounds = 10 if full else rounds
     turns = Training(gpt, (OURS, THEIRS), steps, rounds, lead=5, optimizer=adamw, attach=attach)
     rows, claims, found = [], [], {}
     for count in numbers(nodes):

@@ -33,10 +33,10 @@ def deviations(case: Case) -> NDArray[np.float64]:
     return np.array([(each - each.mean(0)).norm(dim=1).tolist() for each in stacked])
 
 
-@command(BENCH, "--full", full="Five times the steps.", steps="Of an epoch.")
-def app(full: bool = False, workers: int = 16, steps: int = 4) -> Result:
+@command(BENCH, "--full", full={"steps": 20}, steps="Of an epoch.")
+def app(workers: int = 16, steps: int = 4) -> Result:
     """Follow the parameters of 16 workers over 90 epochs, on a sparse and on a dense graph."""
-    count = EPOCHS * steps * (5 if full else 1)
+    count = EPOCHS * steps
     cases = [digits_case(name, graph, workers, count) for name, graph in GRAPHS.items()]
     rates = [cases[0].lr((epoch + 1) * count // EPOCHS - 1) for epoch in range(EPOCHS)]
     found = {case.name: deviations(case) for case in cases}

@@ -41,15 +41,15 @@ def steps_to(target: float, losses: Sequence[float]) -> float:
     return next((step + width for step, mean in enumerate(means) if mean <= target), math.inf)
 
 
-@command(BENCH, "--full", full="5 seeds, twice the samples.", samples="Images seen by all workers.")
-def app(full: bool = False, nodes: int = 8, seeds: int = 3, samples: int = 20_000) -> Result:
+@command(BENCH, "--full", full={"seeds": 5, "samples": 40_000})
+def app(nodes: int = 8, seeds: int = 3, samples: int = 20_000) -> Result:
     """Train 16 workers on digits; time steps on nodes whose computing is a pause."""
     step = seconds({name: method for name, (method, *_) in PAPER.items()}, nodes, 12, COMPUTE)
-    steps = DIGITS.steps(samples * (1 + full), WORKERS)
+    steps = DIGITS.steps(samples, WORKERS)
     rows, found, targets = [], {}, []  # the first method is AD-PSGD, whose losses are the targets
     for name, (method, train, heldout, hours) in PAPER.items():
         case = digits_case(name, method, WORKERS, steps)
-        outcomes = [in_threads(replace(case, seed=seed)) for seed in range(5 if full else seeds)]
+        outcomes = [in_threads(replace(case, seed=seed)) for seed in range(seeds)]
         targets = targets or [min(smooth(run.losses)) for run in outcomes]
         runs = found[name] = Runs.of(outcomes)
         pairs = zip(targets, outcomes, strict=True)

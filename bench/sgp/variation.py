@@ -24,8 +24,7 @@ def plus_minus(values: list[float]) -> str:
 
 
 @command(
-    BENCH, "--full", full="With 4 nodes too.", samples="Images seen by all workers.",
-    stall="Seconds that a stall lasts.",
+    BENCH, "--full", full="With 4 nodes too.", stall="Seconds that a stall lasts.",
 )  # fmt: skip
 def app(full: bool = False, seeds: int = 20, samples: int = 15_360, stall: float = 0.1) -> Result:
     """Train many times, on links without limit; in one step of fifty a worker stalls."""
