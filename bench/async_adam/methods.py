@@ -7,6 +7,7 @@ threads on as many cores, none of which waits for a core. The kernels are the li
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numba import njit
@@ -22,6 +23,8 @@ from offbeat.kernels.logistic import (
     step_size,
 )
 from offbeat.kernels.logistic_memory import Data, Settings
+
+SERIAL = "serial Adam"
 
 
 @dataclass
@@ -57,9 +60,8 @@ def adam(moments: str = "shared", threads: int = 1, seed: int = 0) -> Method:
         if threads > 1:
             descent.pad()
         descent.passes(*parts, 0)  # compiles
-        label = f"{moments}, {threads} threads" if threads > 1 else "serial Adam"
-        theta = descent.theta[:-1, 0]
-        return Training(label, alpha, theta, lambda count: descent.passes(*parts, count))
+        label = f"{moments}, {threads} threads" if threads > 1 else SERIAL
+        return Training(label, alpha, descent.theta[:-1, 0], partial(descent.passes, *parts))
 
     return start
 
@@ -68,9 +70,8 @@ def turns(moments: str, workers: int, seed: int = 0) -> Method:
 
     def start(problem: Problem, alpha: float) -> Training:
         descent, parts = begin(problem, moments, workers, alpha, seed)
-        label = f"{moments}, {workers} workers" if workers > 1 else "serial Adam"
-        theta = descent.theta[:-1, 0]
-        return Training(label, alpha, theta, lambda count: _passes(descent, *parts, count))
+        label = f"{moments}, {workers} workers" if workers > 1 else SERIAL
+        return Training(label, alpha, descent.theta[:-1, 0], partial(_passes, descent, *parts))
 
     return start
 

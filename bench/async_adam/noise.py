@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from bench.async_adam.curves import record
-from bench.async_adam.methods import Method, adam, turns
+from bench.async_adam.methods import SERIAL, Method, adam, turns
 from bench.async_adam.sparse_problem import generate
 from bench.harness import Bench, Claim, Effect, Result, command
 
@@ -33,7 +33,7 @@ BENCH = Bench(
         "Fig. 5": "With large steps, more threads end higher",
     },
 )
-SERIAL, SHARED, PRIVATE = "serial Adam", "shared, 12 workers", "private, 12 workers"
+SHARED, PRIVATE = "shared, 12 workers", "private, 12 workers"
 Losses = dict[tuple[float, str], Effect]  # by step size and method, means over seeds
 
 

@@ -5,8 +5,7 @@ from statistics import median
 
 from bench.harness import GOAL, Bench, Claim, Result, command
 from bench.plan import network
-from bench.plan.cells import Cell, Layout
-from bench.plan.links import Links
+from bench.plan.cells import Cell, Layout, Links
 from bench.plan.recorded import Recorded, kept, recorded
 from offbeat.kit.quantity import parse_rate
 from offbeat.lab.network import links

@@ -6,8 +6,7 @@ from statistics import median
 
 from bench.harness import Bench, Claim, Result, at_most, command
 from bench.harness.step_times import Timed
-from bench.plan.cells import PAUSE, Cell, Layout, case
-from bench.plan.links import Links
+from bench.plan.cells import PAUSE, Cell, Layout, Links, case
 from bench.plan.recorded import Recorded, kept, recorded
 from offbeat.plan import Speeds, Stragglers
 

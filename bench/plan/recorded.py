@@ -11,8 +11,7 @@ from bench.harness import files
 from bench.harness.ranks import on_nodes
 from bench.harness.report import DRAWN_DIGITS, plain
 from bench.harness.step_times import Timed
-from bench.plan.cells import Layout, measure
-from bench.plan.links import Links
+from bench.plan.cells import Layout, Links, measure
 from offbeat.lab.network.links import LinkOptions
 from offbeat.plan import Parameter, Profile, Speeds
 
