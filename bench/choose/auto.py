@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 import offbeat
 from bench.harness import GOAL, Bench, Claim, Result, at_most, command
+from bench.harness.attached import Attached
 from bench.harness.pause import paused
 from bench.harness.ranks import on_nodes, seconds_together
 from offbeat.kernels.dispatch import load_kernels
@@ -66,19 +67,14 @@ class Trained:
 
     def __init__(self, text: str, cell: Cell) -> None:
         self.task = paused(PAUSE * (cell.slow if dist.get_rank() == 0 else 1.0), WIDTH)
-        self.optimizer, model = SGD(self.task.model.parameters(), lr=1e-3), self.task.model
-        self.random = torch.Generator()
-        self.replica = offbeat.replicate(model, offbeat.algorithm(text), optimizer=self.optimizer)
+        model, optimizer = self.task.model, SGD(self.task.model.parameters(), lr=1e-3)
+        self.replica = offbeat.replicate(model, offbeat.algorithm(text), optimizer=optimizer)
+        self.run = Attached(model, optimizer, model, after=lambda _: self.replica.step())
 
     def seconds(self, steps: int, first: Callable[[], object] = lambda: None) -> float:
         """Of some steps of the slowest rank, and of what it does ``first``."""
-        return seconds_together(lambda: [first(), *(self.step() for _ in range(steps))])
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.task.loss(self.task.model, self.random).backward()
-        self.optimizer.step()
-        self.replica.step()
+        step = partial(self.run.step, self.task.loss)
+        return seconds_together(lambda: [first(), *(step() for _ in range(steps))])
 
 
 def fixed(cell: Cell) -> tuple[dict[str, float], dict[str, list[float]]]:
