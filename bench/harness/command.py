@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench.harness.catalogue import Bench
+from bench.harness.files import console
 from bench.harness.report import Result, report
 
 OPTIONS = {  # what most benchmarks mean by an option of this name
@@ -41,7 +43,12 @@ def command(
         def main(**given: Any) -> None:
             if values and given.pop("full"):
                 given |= values
-            report(bench, measure(**given))
+            shown = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+            is_quiet = not console.is_terminal
+            with Progress(*shown, console=console, transient=True, disable=is_quiet) as clock:
+                clock.add_task(f"{bench.name}, about {bench.minutes:g} min by default")
+                found = measure(**given)
+            report(bench, found)
 
         signature = inspect.signature(measure, eval_str=True)
         parameters = [*signature.parameters.values()]
