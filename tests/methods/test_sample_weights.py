@@ -200,6 +200,66 @@ def test_means_of_16_bit_parameters(text: str) -> None:
     assert ThreadWorld(3).run(worker) == [True] * 3
 
 
+@pytest.mark.parametrize("text", ["sgp", "sgp(weighted_updates=True)", "sgp('ring', overlap=1)"])
+def test_equal_weights_change_nothing(text: str) -> None:
+    (ones, _), *_ = ThreadWorld(3).run(lambda world: train(world, text, np.ones((6, 3))))
+    (many, _), *_ = ThreadWorld(3).run(lambda world: train(world, text, np.full((6, 3), 32.0)))
+    np.testing.assert_allclose(many, ones, rtol=1e-12)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_weights_lose_nothing_of_16_bit_parameters(overlap: int) -> None:
+    """Without updates the mean of all stays, to a hundredth of what rounding takes."""
+
+    def work(world: World) -> list[Array]:
+        model = nn.Linear(64, 1, bias=False).bfloat16()
+        replica = offbeat.replicate(model, offbeat.sgp(overlap=overlap), mesh=world, weighted=True)
+        replica.set_weight(32)
+        noise = torch.randn(64, generator=torch.Generator().manual_seed(world.rank)) / 20
+        with torch.no_grad():
+            model.weight.copy_(torch.linspace(1, 2, 64) + noise)
+        masses = []
+        for _ in range(8):
+            replica.step()
+            (numerator,), _, weight = replica.parameters.mass()
+            masses.append(np.array([*numerator.double(), weight]))
+        replica.detach()
+        return masses
+
+    totals = [sum(masses) for masses in zip(*ThreadWorld(4).run(work), strict=True)]
+    means = [total[:-1] / total[-1] for total in totals]
+    assert max(np.abs(mean - means[0]).max() for mean in means) < 1e-2 * 2**-8
+
+
+def test_fractions_of_samples_leave_no_window() -> None:
+    """Sums of 0.17 and the like are rounded: after an exchange nothing may be left of them."""
+    samples = np.array(
+        [[0.17, 0.87, 8.95, 4.42], [0.22, 0.03, 0.89, 1.9], [0.08, 0.04, 2.33, 0.63]]
+    )
+    samples = np.array(
+        [*samples, [8.08, 3.42, 9.26, 5.81]]
+    ).T  # something is left on the first rank
+
+    def work(world: World) -> tuple[Array, Array]:
+        model = Quadratic()
+        recipe = offbeat.noloco(every=2)
+        replica = offbeat.replicate(model, recipe, mesh=world, weighted=True)
+        for weights in samples:
+            replica.set_weight(weights[world.rank])
+            with torch.no_grad():
+                next(model.parameters()).add_(world.rank)
+            replica.step()
+        own = flat(snapshot(model))
+        replica.finish()
+        replica.detach()
+        return own, flat(snapshot(model))
+
+    runs = ThreadWorld(4).run(work)
+    mean = np.mean([own for own, _ in runs], axis=0)
+    for _, finished in runs:
+        np.testing.assert_allclose(finished, mean, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "text", ["local_sgd(every=4)", "diloco(every=4, delay=2)", "sgp('ring')", "adasum(every=4)"]
 )

@@ -26,7 +26,7 @@ class Window(State):
     def samples(self) -> float:
         """How many they are; 0 in a run without weights."""
         weights = self.site.weights
-        return 0.0 if weights is None else weights.samples.total - self.covered
+        return 0.0 if weights is None else max(0.0, weights.samples.total - self.covered)
 
     def weigh(self, *, is_average: bool = False) -> None:
         """Agree on the shares of this exchange; one small gather of all ranks.
@@ -46,7 +46,9 @@ class Window(State):
     def send(self) -> None:
         """Begin the next window, while the exchange of this one is in flight."""
         self.sent = self.samples
-        self.covered += self.sent
+        if self.site.weights is not None:
+            # Not a sum: what rounding leaves of fractions would be all the samples of a window.
+            self.covered = self.site.weights.samples.total
 
     def arrive(self) -> None:
         """Note that the exchange in flight has been committed."""

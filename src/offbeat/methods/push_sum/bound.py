@@ -83,12 +83,9 @@ class BoundPushSum(BoundParameters):
             self.guard.check(sends)
         self.copy_in()
         own: list[Tensor] = []
-        if site.weights is not None:
-            if site.is_elastic and self.flat is None:
-                own = [z.clone() for z, *_ in self.pieces()]
-            self._weigh(site.weights.samples.now)
-        if self.weighted_updates:
-            self.set_anchor()  # then w a + (z - a) is w z
+        if site.weights is not None and site.is_elastic and self.flat is None:
+            own = [z.clone() for z, *_ in self.pieces()]
+        self._enter()
         if site.group is not None:
             if sends:
                 try:
@@ -105,22 +102,31 @@ class BoundPushSum(BoundParameters):
             pack(site.parameters.values(), self.layout.views(self.flat).values())
         self.guard.keep()
 
-    def _weigh(self, samples: float) -> None:
+    def _enter(self) -> None:
         r"""Let the update count by its samples, and the weights of all add up to all samples.
 
         .. math:: w \leftarrow w + (s - m), \quad m \leftarrow s, \quad x = w a + s (z - a)
 
         :math:`\sum x / \sum w` moves by :math:`\sum s_i (z_i - a_i) / \sum s_i`: mass enters at
         the anchor a. Others may have it by now: at most half of the weight is taken back at once.
+        Under weighted updates :math:`x = w z`. Then z = a = x / w, without what rounding takes.
         """
-        samples = sum(each for (each,) in gather_numbers([samples], self.site.inside))
-        most = self.weight / 2 if self.weight > _LEAST else 0.0
-        grown = max(samples - self.mass_given, -most)
-        self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
-        if self.anchor is not None and samples != 1:
-            for z, section, part in self.pieces():
-                a = self.anchor[section][part]
-                z.copy_(torch.lerp(a, z.to(a.dtype), samples))
+        share = 1.0 if self.weighted_updates else None
+        if (weights := self.site.weights) is not None:
+            samples = sum(n for (n,) in gather_numbers([weights.samples.now], self.site.inside))
+            most = self.weight / 2 if self.weight > _LEAST else 0.0
+            grown = max(samples - self.mass_given, -most)
+            self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
+            share = share or samples / self.weight
+        if share is None or self.anchor is None:
+            return
+        for z, section, part in self.pieces():
+            a = self.anchor[section][part]
+            if a.dtype == z.dtype:
+                torch.lerp(a, z, share, out=a)
+            else:
+                a.add_(z.to(a.dtype) - a.to(z.dtype).to(a.dtype), alpha=share)
+            z.copy_(a)
 
     def measures(self) -> dict[str, float]:
         """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
@@ -214,8 +220,7 @@ class BoundPushSum(BoundParameters):
         if last is not None:
             last.wait()  # a loss found here leaves the parameters as they are
         self.copy_in()
-        if self.site.weights is not None:  # what the optimizer has done since the last exchange
-            self._weigh(self.site.weights.samples.now)
+        self._enter()  # what the optimizer has done since the last exchange
         before, self.weight = self.weight, self.weight + (last.weight_arrived if last else 0.0)
         for z, section, part in self.pieces() if self.anchor or last else ():
             a = self.anchor[section][part] if self.anchor else None
