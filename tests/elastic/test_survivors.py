@@ -369,23 +369,34 @@ def test_a_loss_found_in_state_dict_is_survived() -> None:
     "the others save again",
 )
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("writes", [False, True])
 def test_survivors_of_a_loss_in_a_save_save_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, victim = RankFiles.write, 2
+    """As a rank writes, and as it looks for a number, when all have taken their states."""
+    write, saves, victim = RankFiles.write, RankFiles.saves, 2
+    mine = threading.local()
 
     def dying(files: RankFiles, save: Save, rank: int, content: Any) -> None:
-        if (save.number, rank) == (2, victim):
+        if writes and (save.number, rank) == (2, victim):
             perish(links[rank])
             raise SystemExit
         write(files, save, rank, content)
 
+    def looking(files: RankFiles) -> dict[Save, list[int]]:
+        if not writes and mine.rank == victim and (tmp_path / first).exists():
+            perish(links[victim])
+            raise SystemExit
+        return saves(files)
+
+    first = f"offbeat-save1-rank{victim}-of-3.pt"
     monkeypatch.setattr(RankFiles, "write", dying)
+    monkeypatch.setattr(RankFiles, "saves", looking)
     links: dict[int, Any] = {}
 
     def work(world: World) -> int | None:
         replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world, elastic=True)
-        links[world.rank] = replica._connection.links
+        links[world.rank], mine.rank = replica._connection.links, world.rank
         for _ in range(2):
             replica.step()
             try:
@@ -400,7 +411,10 @@ def test_survivors_of_a_loss_in_a_save_save_again(
         warnings.simplefilter("ignore")
         assert ThreadWorld(3).run(work) == [2, 2, None]
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [f"offbeat-save3-rank{rank}-of-2.pt" for rank in (0, 1)]
+    number = 3 if writes else 2
+    assert left == [f"offbeat-save{number}-rank{rank}-of-2.pt" for rank in (0, 1)]
+    for rank, name in enumerate(left):
+        assert torch.load(tmp_path / name)["replica"][f"rank{rank}"]["nodes"] == [[0], [1]]
 
 
 @pytest.mark.fault(

@@ -146,7 +146,9 @@ def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Sa
     with _alike(replica, "cannot save"):
         saved = {name: part.state_dict() for name, part in parts.items()}
         last = max((save.number for save in files.saves()), default=0)
-    numbers = _gather(replica, last)
+    numbers, sizes = zip(*_gather(replica, [last, _size(saved, parts)]), strict=True)
+    if {*sizes} != {len(numbers)}:  # a rank was lost after its state was taken
+        return _write(files, replica, parts)
     save = Save(1 + max(numbers), len(numbers))
     try:
         with _alike(replica, f"cannot write its state to {files.folder}") as everyone:
@@ -159,6 +161,12 @@ def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Sa
     if len(everyone) != save.size:
         return _write(files, replica, parts)
     return save
+
+
+def _size(saved: Saved, parts: dict[str, Stateful]) -> int:
+    """Return how many ranks took part when a replica's state was taken."""
+    name = next(iter(_replicas(parts)))
+    return len(ranks_of(next(iter(saved[name].values()))))
 
 
 def _choose(files: RankFiles, replica: Replica, number: int | None) -> tuple[Save | None, Save]:
@@ -195,10 +203,8 @@ def _read(files: RankFiles, save: Save, replica: Replica, parts: dict[str, State
     def goes_on(saved: Saved) -> int | None:
         """The rank whose file this one goes on with, by what a file says of all; None for none."""
         key = own_key(world, saved[name])
-        return int(key.removeprefix("rank")) if key and size(saved) == world.size else None
-
-    def size(saved: Saved) -> int:
-        return len(ranks_of(next(iter(saved[name].values()))))
+        is_alike = key and _size(saved, parts) == world.size
+        return int(key.removeprefix("rank")) if key and is_alike else None
 
     own = _load(files, save, world.rank, parts) if world.rank in ranks else None
     if own is not None and goes_on(own) == world.rank:
