@@ -95,6 +95,50 @@ def test_a_schedule_resumes_in_any_phase(text: str, at: int, phases: list[str]) 
         assert names == phases
 
 
+@pytest.mark.parametrize("verb", ["load_state_dict", "check_state_dict", "damaged"])
+def test_a_state_of_another_phase_moves_nothing_before_it_is_loaded(verb: str) -> None:
+    """A switch would average optimizers that the second phase keeps equal inside a node."""
+    text = "local_sgd(every=2) for 2 steps, then sgp(overlap=1, within='local')"
+
+    def work(world: World) -> None:
+        model = Quadratic()
+        optimizer = sgd(model.parameters())
+        given = {"mesh": world, "optimizer": optimizer}
+        replica = offbeat.replicate(model, offbeat.algorithm(text), **given)
+        train(replica, optimizer, 1)
+        early = replica.state_dict(), snapshot(model), deepcopy(optimizer.state_dict())
+        train(replica, optimizer, 4)
+        later, own = replica.state_dict(), momentum(optimizer)
+        place = flat(snapshot(model))
+        replica.load_state_dict(early[0])
+        optimizer.load_state_dict(early[2])
+        assert str(replica.algorithm).startswith("local_sgd")
+        before = flat(snapshot(model)), momentum(optimizer)
+        if verb == "load_state_dict":
+            replica.load_state_dict(later)
+            assert np.array_equal(flat(snapshot(model)), place)
+        elif verb == "check_state_dict":
+            replica.check_state_dict(later)
+        else:
+            next(iter(later.values()))["model"]["matrix"][0] = 7.0
+            with pytest.raises(ValueError, match="checksum"):
+                replica.load_state_dict(later)
+        assert np.array_equal(momentum(optimizer), before[1])
+        if verb != "load_state_dict":
+            assert np.array_equal(flat(snapshot(model)), before[0])
+            assert str(replica.algorithm).startswith("local_sgd")
+            assert len(replica.stats()["switches"]) == 2
+        replica.detach()
+        assert not np.array_equal(own, before[1])
+
+    ThreadWorld(nodes=((0,), (1,))).run(work)
+
+
+def momentum(optimizer: SGD) -> Array:
+    buffers = [state["momentum_buffer"] for state in optimizer.state.values()]
+    return np.concatenate([buffer.flatten().numpy() for buffer in buffers])
+
+
 def train(replica: offbeat.Replica, optimizer: SGD, steps: int) -> None:
     for _ in itertools.repeat(None, steps):
         loss(replica.model, replica.world.rank, 0).backward()

@@ -65,6 +65,8 @@ class Session:
         if report:
             charts = timelines(self.experiment, self.runs)
             write_report(comparison, charts, self.folder / REPORT)
+        else:  # that of an earlier comparison would be shown as one of this
+            (self.folder / REPORT).unlink(missing_ok=True)
         return comparison
 
     def show(self, comparison: Comparison) -> None:

@@ -119,7 +119,8 @@ def newest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     own = json.dumps([str(path) for path in numbered if _is_whole(path)]).encode()
     everyone = gather_bytes(own, Group.of() if is_running() else None)
     whole = set.intersection(*(set(json.loads(text)) for text in everyone))
-    newest = max(map(Path, whole), key=numbered.__getitem__, default=None)
+    # By name where several have one number: all ranks must resume from the same.
+    newest = max(map(Path, whole), key=lambda path: (numbered[path], path), default=None)
     incomplete = [p.name for p in numbered if newest and numbered[p] > numbered[newest]]
     if incomplete and PartialState().is_main_process:
         warnings.warn(

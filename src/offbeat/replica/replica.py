@@ -264,7 +264,7 @@ class Replica(Switched):
         """
         self._require_open()
         losses = len(self.lost)
-        with self._in_phase_of(saved):
+        with self._in_phase_of(saved, stays=True):
             given = self._members, saved, checkpoint.fault_in_node(self._members, saved)
             self.steps, self.is_averaged = self._together(
                 "load_state_dict", lambda: checkpoint.load(*given)
@@ -285,7 +285,7 @@ class Replica(Switched):
         def check() -> None:  # what it finds is of this rank, and others of its node have their own
             checkpoint.check(self._members, saved, fault)
 
-        with self._in_phase_of(saved):
+        with self._in_phase_of(saved, stays=False):
             fault = checkpoint.fault_in_node(self._members, saved)
             self._together("check_state_dict", check)
 

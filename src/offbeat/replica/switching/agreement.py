@@ -37,6 +37,8 @@ def agree(
     fault: str | None,
     is_averaged: bool,
     ask: Callable[[str], Sequence[str]],
+    *,
+    exactly: bool = False,
 ) -> tuple[Algorithm, bool, Compared | None]:
     """Return the algorithm of the next step, whether models are equal, and what ranks know.
 
@@ -44,8 +46,8 @@ def agree(
 
     Raises ValueError on all ranks if one cannot go on. ``given``: an algorithm or its text.
     ``fault``: why this rank cannot go on. ``is_averaged``: whether models were set to one since the
-    last step. ``ask`` returns what all ranks pass. Ranks that agree ask once, in few bytes; others,
-    to say how they differ, twice.
+    last step. ``ask`` returns what all ranks pass. ``exactly``: residuals are not sent first. Ranks
+    that agree ask once, in few bytes; others, to say how they differ, twice.
     """
     # Its own number: others may be lost during the call.
     target, rank = members.algorithm, members.world.rank
@@ -66,7 +68,8 @@ def agree(
         _raise_difference([json.loads(text) for text in ask(json.dumps(word | {"rank": rank}))])
     has_unsent = any(brief[9] == "1" for brief in briefly)
     are_equal = all(brief[11] == "1" for brief in briefly)
-    target = _way_to(target, members.algorithm, steps) if has_unsent else target
+    if has_unsent and not exactly:
+        target = _way_to(target, members.algorithm, steps)
     known = Compared(model.buffers, is_far=any(brief[10] == "1" for brief in briefly))
     is_alike = len({brief[12:] for brief in briefly}) == 1
     return target, are_equal, known if is_alike else None

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from offbeat.elastic.switching import switch
-from offbeat.exchange import Algorithm
+from offbeat.exchange import Algorithm, Saved
 from offbeat.recipes.composed import compose
 from offbeat.replica.participation import Participation
 from offbeat.replica.saving import checkpoint
@@ -50,7 +50,7 @@ class Switched(Participation):
         self._members.planned = repr(self.algorithm)
 
     def _switch(self, algorithm: object, exactly: bool = False) -> None:
-        """Go on with ``algorithm``; ``exactly``: with nothing before it but residuals."""
+        """Go on with ``algorithm``; ``exactly``: with what a load writes, and nothing before it."""
         members, fault = self._members, None
         try:
             self._watch.require_spent("switch")
@@ -59,6 +59,7 @@ class Switched(Participation):
         target, are_equal, known = agree(
             *(members, algorithm, self.steps, fault, self.is_averaged),
             lambda text: self._together("switch", members.gather(text)),
+            exactly=exactly,
         )
         if not (are_equal or exactly):
             target = averaging_first(members, target, self.steps)
@@ -68,10 +69,12 @@ class Switched(Participation):
             vars(self).pop("_autopilot", None)
 
         def leave() -> None:
+            if exactly:
+                return
             found = members, self._consensus, target, self.steps, are_equal, known
             self.is_averaged |= make_equal(*found)
 
-        self._note(drift_note(members, target))
+        self._note(None if exactly else drift_note(members, target))
         is_far = known is not None and known.is_far
         self._together("switching", lambda: switch(members, target, leave, is_far))
         self._take_slots()
@@ -111,9 +114,13 @@ class Switched(Participation):
         return self._autopilot.adopt(told)
 
     @contextmanager
-    def _in_phase_of(self, saved: object) -> Iterator[None]:
-        """Switch to the phase of a schedule in which a state was saved; back if it is unfit."""
-        before = self.algorithm
+    def _in_phase_of(self, saved: object, stays: bool) -> Iterator[None]:
+        """Switch to the phase of a schedule in which a state was saved; back if it is unfit.
+
+        ``stays``: not back if it is fit.
+        """
+        before, members = self.algorithm, self._members
+        count, slots = len(members.switches), list[Saved]()
         if len(self._schedule) > 1 or before.auto is not None:
             named = {*self.gather(checkpoint.algorithm_of(saved, self.world))}
             phases = [each for each in self._schedule if {repr(each)} == named]
@@ -121,11 +128,24 @@ class Switched(Participation):
                 with suppress(ValueError):  # a step before a phase, or auto() has chosen
                     leading = compose(named.pop())
                     phases = [leading for each in self._schedule if leading.leads_to(each)]
-            if phases:
+            if phases and phases[0] != before:
+                # Also waits for what is in flight, over groups that others will use.
+                slots = self._transact(
+                    lambda: [s.save() for s in (self.gradients, self.parameters)]
+                )
                 self._switch(phases[0], exactly=True)
+
+        def go_back() -> None:
+            if slots:
+                self._switch(before, exactly=True)
+                for slot, state in zip((self.gradients, self.parameters), slots, strict=True):
+                    slot.load(state)
+                del members.switches[count:]
+
         try:
             yield
         except ValueError:
-            if self.algorithm != before:
-                self._switch(before, exactly=True)
+            go_back()
             raise
+        if not stays:
+            go_back()
