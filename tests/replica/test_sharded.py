@@ -14,6 +14,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 
 import offbeat
@@ -86,7 +87,11 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
 
 
 def shards(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.to_local().detach().clone() for n, p in model.named_parameters()}  # type: ignore[operator]
+    """What this rank holds."""
+    return {
+        name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
 
 
 def batch(rank: int, step: int) -> Tensor:
@@ -132,16 +137,16 @@ def compare(rank: int, results: Any, local: int, texts: tuple[str, ...]) -> None
         for model in (plain(), sharded(plain(), mesh["local"])):
             optimizer, replica = attach(model, text, mesh)
             sent = []
-            for step in steps(model, optimizer, replica, range(12)):
+            for step in steps(model, optimizer, replica, range(8)):
                 sent.append(replica.stats()["last"]["bytes_sent"])
                 if step == 5:
-                    own, buffers = whole(model), copy.deepcopy(dict(model.named_buffers()))
+                    own, buffers = shards(model), copy.deepcopy(dict(model.named_buffers()))
                     with replica.consensus(), torch.no_grad():
                         model.eval()
                         shown = model(torch.ones(1, 3, dtype=torch.float64))
                         average = whole(model)
                     model.train()
-                    assert largest(own, whole(model)) == 0
+                    assert largest(own, shards(model)) == 0
                     assert largest(buffers, dict(model.named_buffers())) == 0
             middle, distance = whole(model), replica.consensus_distance()["max"]
             replica.finish()
@@ -168,11 +173,11 @@ def test_a_sharded_run_equals_the_unsharded_one(
 
 
 def test_a_node_sends_one_model_per_step(on_four: Results) -> None:
-    """Four ranks on two nodes, in the 11 steps after the first one, which compares ranks."""
+    """Four ranks on two nodes, in the 7 steps after the first one, which compares ranks."""
     results = [result for result in on_four["compare"] if result[0] == "sgp(within='local')"]
     model_bytes = sum(p.nbytes for p in plain().parameters() if p.requires_grad)
     sent = sum(sent for *_, sent, _ in results) / 2  # of a node
-    assert sent == 11 * (model_bytes + 2 * 16)  # each rank adds a weight and the number of the call
+    assert sent == 7 * (model_bytes + 2 * 16)  # each rank adds a weight and the number of the call
 
 
 RESUMED = (
@@ -190,14 +195,14 @@ def resume(rank: int, results: Any, folder: Path) -> None:
         path = folder / text
         ends: list[dict[str, Tensor]] = []
         saved: dict[str, Any] = {}
-        for begin in (0, 7):
+        for begin in (0, 3):
             model = sharded(plain(), mesh["local"])
             optimizer, replica = attach(model, text, mesh)
             if begin:
                 model.load_state_dict(saved)
                 offbeat.load_per_rank(path, replica=replica, optimizer=optimizer)
-            for step in steps(model, optimizer, replica, range(begin, 12)):
-                if step == 6:
+            for step in steps(model, optimizer, replica, range(begin, 8)):
+                if step == 2:  # what daso has just sent is in flight
                     offbeat.save_per_rank(path, replica=replica, optimizer=optimizer)
                     saved = copy.deepcopy(model.state_dict())
             ends.append(shards(model))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_sharded import Results, attach, by_scenario, largest, whole
+from test_sharded import Results, attach, by_scenario, largest, shards, whole
 from torch import Tensor, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -133,24 +133,17 @@ def compare(rank: int, results: Any, folder: str) -> None:
             optimizer, replica = attach(model, text, mesh)
             for step in steps(model, optimizer, replica, mesh, range(4)):
                 if step == 2:
-                    own = whole(model)
+                    own = shards(model)
                     with replica.consensus(), torch.no_grad():
                         shown = {"output": model(torch.ones(1, 4, 3, dtype=torch.float64))}
                         average = whole(model)
-                    assert largest(own, whole(model)) == 0
+                    assert largest(own, shards(model)) == 0
             middle = whole(model)
             replica.finish()
             found.append((shown, average, middle, whole(model)))
             replica.detach()
         off = max(largest(one, other) for one, other in zip(*found, strict=True))
         results.put(("compare", (names, text, off)))
-
-
-def held(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone()
-        for name, p in model.named_parameters()
-    }
 
 
 def replicas(rank: int, results: Any, folder: str) -> None:
@@ -161,7 +154,7 @@ def replicas(rank: int, results: Any, folder: str) -> None:
         optimizer, replica = attach(model, text, mesh)
         for _ in steps(model, optimizer, replica, mesh, range(3)):
             pass
-        mine, everyone = held(model), [{}] * 8
+        mine, everyone = shards(model), [{}] * 8
         dist.all_gather_object(everyone, mine)
         there, names = everyone[rank ^ 1], ("norm.weight", "norm.bias", "scale.weight", "last.bias")
         results.put(("replicas", (text, all(torch.equal(mine[n], there[n]) for n in names))))
@@ -194,7 +187,7 @@ def resume(rank: int, results: Any, folder: str) -> None:
                 if step == 1:
                     offbeat.save_per_rank(path, replica=replica, optimizer=optimizer)
                     saved = copy.deepcopy(model.state_dict())
-            ends.append(held(model))
+            ends.append(shards(model))
             replica.detach()
         results.put(("resume", (text, largest(*ends))))
 
