@@ -29,7 +29,7 @@ from offbeat.testing import ThreadWorld, simulate
 from offbeat.transport.world import World
 from pages import ROOT, blocks, script
 from problems import START, Quadratic, flat, gradient, loss
-from ranks import torchrun, torchrun_forked
+from ranks import torchrun_forked
 from reference.int8 import int8
 from test_architecture import FLOORS, SOURCE
 
@@ -336,7 +336,7 @@ def test_a_run_resumes_from_the_newest_step_that_all_ranks_have(tmp_path: Path) 
     kept = sorted(file.name for file in folder.iterdir())
     assert kept == [f"offbeat-save6-rank{rank}-of-2.pt" for rank in (0, 1)]
     (folder / "offbeat-save7-rank1-of-2.pt").touch()  # as if rank 0 had died while saving
-    assert "300 steps were done before" in torchrun(2, path)
+    assert "300 steps were done before" in torchrun_forked(2, path, logs=tmp_path / "again")
 
 
 @pytest.mark.processes

@@ -39,7 +39,7 @@ def digits(example: Any) -> ModuleType:
         ("lstm_text.py", "--steps 4 --accumulate 2 --width 64 --algorithm ddp(wire='bf16')"),
         ("segmentation.py", "--steps 12 --train-size 64 --algorithm daso(every=4,total_steps=12)"),
         ("recommender.py", "--steps 4 --users 500 --items 100 --algorithm ddp(wire='bf16')"),
-        ("skipgram.py", "--steps 40 --exchange-every 10 --words 20000 --workers 2"),
+        ("skipgram.py", "--steps 40 --exchange-every 10 --words 20000 --workers 1"),
     ],
 )
 def test_an_example_trains_with_two_workers(script: str, options: str, tmp_path: Path) -> None:
