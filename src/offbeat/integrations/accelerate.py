@@ -5,6 +5,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.accelerate_elastic import StorePlace
-from offbeat.integrations.replicas import consensus, share_of
+from offbeat.integrations.replicas import consensus, share_of, written
 from offbeat.integrations.without_ddp import NoSync, no_sync, require_whole_models, without_ddp
 from offbeat.platform.process_group import is_running
 from offbeat.recipes import algorithm as parse
@@ -172,10 +173,13 @@ class _Checkpoints:
 
         The files of the ranks come last: where all are, the others are complete.
         """
+        if not self.replicas:
+            return self._save(*args, **kwargs)
         with consensus(self.replicas):
-            saved = self._save(*args, **kwargs)
-            if self.replicas:
-                save_per_rank(self._folder, **self._parts())
+            is_first = partial(getattr, self.accelerator, "is_main_process")
+            write = partial(self._save, *args, **kwargs)
+            saved = written(self.replicas[0], is_first, write)
+            save_per_rank(self._folder, **self._parts())
         return saved
 
     def load(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import fsspec
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from offbeat.exchange import Algorithm
 from offbeat.extras import extra
 from offbeat.integrations.lightning_elastic import ElasticDDPStrategy, StoreEnvironment
-from offbeat.integrations.replicas import Replicas, consensus
+from offbeat.integrations.replicas import Replicas, consensus, written
 from offbeat.integrations.without_ddp import NoSync
 from offbeat.platform.process_group import TIMEOUT
 from offbeat.recipes import algorithm as parsed
@@ -177,9 +178,13 @@ class OffbeatStrategy(ElasticDDPStrategy):
         """Save the state of each rank, then on rank 0 the checkpoint, which names it."""
         is_whole = "optimizer_states" in checkpoint and not self._is_interrupted
         parts = self.replicas.parts() if self.replicas.each and is_whole else {}
-        with saving(_folder(filepath), **parts) if parts else nullcontext(0) as number:
-            named = checkpoint | {_SAVE: number}
-            super().save_checkpoint(named, filepath, storage_options)
+        write = super().save_checkpoint
+        if not parts:
+            write(checkpoint | {_SAVE: 0}, filepath, storage_options)
+            return
+        with saving(_folder(filepath), **parts) as number:
+            given = checkpoint | {_SAVE: number}, filepath, storage_options
+            written(self.replicas.each[0], lambda: self.is_global_zero, partial(write, *given))
 
     def remove_checkpoint(self, filepath: Path) -> None:
         """Remove the checkpoint and what lies beside it."""

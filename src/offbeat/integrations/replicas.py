@@ -2,9 +2,9 @@
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from offbeat.replica.saving.per_rank import Stateful
 from offbeat.replica.uneven import Uneven
 from offbeat.transport.world import World
 
+Result = TypeVar("Result")
+
 
 @contextmanager
 def consensus(replicas: Sequence[Replica]) -> Iterator[None]:
@@ -27,6 +29,25 @@ def consensus(replicas: Sequence[Replica]) -> Iterator[None]:
         for replica in replicas:
             stack.enter_context(replica.consensus())
         yield
+
+
+def written(replica: Replica, is_first: Callable[[], bool], write: Callable[[], Result]) -> Result:
+    """Return what ``write`` does, in which the first rank writes a checkpoint; all ranks call.
+
+    Where that rank is lost meanwhile, the next first one writes: what the others add to the
+    checkpoint would make one without a model seem complete.
+    """
+    while True:
+        writes, error = is_first(), None
+        try:
+            result = write()
+        except Exception as raised:  # the others wait for this rank
+            error = raised
+        said = replica.gather("written" if writes or error else "")
+        if error is not None:
+            raise error
+        if any(said):
+            return result
 
 
 class Replicas:

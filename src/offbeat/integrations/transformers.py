@@ -15,6 +15,7 @@ from offbeat.integrations.accelerate_elastic import StorePlace
 from offbeat.integrations.replicas import Replicas, consensus, share_of
 from offbeat.integrations.transformers_elastic import TrainState
 from offbeat.integrations.without_ddp import NoSync, no_sync, require_whole_models, without_ddp
+from offbeat.kit.warning import warn
 from offbeat.recipes import algorithm as parse
 from offbeat.replica.replica import Replica
 from offbeat.replica.saving.per_rank import Stateful, load_save, save_per_rank
@@ -131,7 +132,10 @@ class OffbeatCallback(TrainerCallback):
         """Save what belongs to this rank beside the checkpoint that Trainer has written."""
         if self.replica is not None and not args.save_only_model:
             folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            save_per_rank(folder, **self._parts())
+            if any(self.replica.gather("written" if state.is_world_process_zero else "")):
+                save_per_rank(folder, **self._parts())
+            else:
+                warn(f"the rank that wrote {folder} was lost meanwhile: it is left incomplete")
 
     def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Set all ranks to the average, unless Trainer has just loaded the best model."""
