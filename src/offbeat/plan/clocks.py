@@ -76,9 +76,9 @@ class Clocks:
         self.now = np.maximum(self.now, arrival)
 
     def last(self, times: Array, axis: Axis) -> Array:
-        """Return the latest of the ``times`` in every group, for each of its members."""
+        """Return the latest of the ``times`` in every group, in arrays that numpy broadcasts."""
         over = {"world": (0, 1), "node": (0,), "local": (1,)}[axis]
-        found: Array = np.broadcast_to(times.max(axis=over, keepdims=True), times.shape)
+        found: Array = np.maximum.reduce(times, axis=over, keepdims=True)
         return found
 
     def count(self, axis: Axis, nbytes: "float | Array") -> None:

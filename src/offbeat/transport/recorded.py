@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from offbeat.liveness.failure import NoHeartbeat
 from offbeat.transport.group import Group
@@ -129,8 +128,8 @@ class WithoutValues(TorchDispatchMode):
     ) -> Any:
         """Replace the operations that read values."""
         kwargs, name = kwargs or {}, func._schema.name
-        leaves = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
-        first = leaves[0] if leaves and leaves[0].is_meta else None
+        first = next(_tensors(args), None)
+        first = first if first is not None and first.is_meta else None
         if name == "aten::copy_" and args[1].is_meta and not args[0].is_meta:
             return args[0].zero_()
         if name == "aten::_foreach_copy_" and args[1][0].is_meta and not args[0][0].is_meta:
@@ -153,10 +152,24 @@ class WithoutValues(TorchDispatchMode):
         result = func(*args, **kwargs)
         if not func.is_view:
             is_copy = func._schema.name.endswith("copy_")  # reads nothing of what it overwrites
-            leaves = tree_leaves((args, kwargs, None if is_copy else result))
-            nbytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+            touched = _tensors((args, kwargs, None if is_copy else result))
+            nbytes = sum(tensor.nbytes for tensor in touched)
             self._links.events.append(Event("pass", "world", nbytes))
         return result
+
+
+def _tensors(found: object) -> Iterator[Tensor]:
+    """Yield the tensors of the arguments of an operation: torch's own pytree takes as long as it.
+
+    They are in lists and tuples at most.
+    """
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, list | tuple):
+        for part in found:
+            yield from _tensors(part)
+    elif isinstance(found, dict):
+        yield from _tensors(list(found.values()))
 
 
 @dataclass(eq=False)
