@@ -176,9 +176,11 @@ def gan_by_gossip() -> dict[str, Any]:
     """Parameters of both networks differ between exchanges, and agree in the end."""
     model = Gan()
     values = Values()
-    trainer(OffbeatStrategy("sgp(overlap=1)"), values).fit(model, loader())
+    run = trainer(OffbeatStrategy("sgp(overlap=1)"), values, log_every_n_steps=2)
+    run.fit(model, loader())
     own = sum(p.double().sum().item() for p in values.last.values())
-    return {"own": own, "end": digest(model)}
+    sent = run.logged_metrics["mb_sent"].item() * 1e6 / sum(p.nbytes for p in model.parameters())
+    return {"own": own, "end": digest(model), "models": sent}
 
 
 def chooses() -> dict[str, Any]:

@@ -30,6 +30,7 @@ def test_two_networks_gossip_and_agree_in_the_end(cases: dict[str, Ranks]) -> No
     first, second = cases["gan_by_gossip"]
     assert first["own"] != second["own"]
     assert first["end"] == second["end"]
+    assert 1 <= first["models"] < 1.2  # those of both networks, with their weights
 
 
 def test_a_run_chooses_its_method(cases: dict[str, Ranks]) -> None:

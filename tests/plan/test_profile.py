@@ -134,6 +134,13 @@ def test_passes_are_measured_on_the_device_that_has_trained() -> None:
     assert device_of([Recording(Path(), steps=[Step.parse(line)])]) == device_of([]) == "cpu"
 
 
+def test_a_script_with_several_replicas_is_an_error() -> None:
+    line = {"time": 0.0, "seconds": 1.0, "bytes_sent": 0, "seconds_stalled": 0.0}
+    recording = Recording(Path(), replicas=2, steps=[Step.parse(line)] * 8)
+    with pytest.raises(ValueError, match="makes 2 replicas"):
+        profile_of([recording], profile(1).speeds)
+
+
 @pytest.mark.parametrize("steps", [0, 3, 6])
 def test_a_script_that_ends_early_is_an_error(steps: int) -> None:
     recording = Recording(Path(), steps=[Step(0.0, 1.0, {}, 0.0)] * steps)

@@ -80,6 +80,11 @@ def prepare(
         )
     if elastic and mesh is not None:
         raise ValueError("elastic=True finds its ranks by OFFBEAT_STORE; leave mesh out")
+    if elastic and accelerator.project_configuration.automatic_checkpoint_naming:
+        raise ValueError(
+            "elastic=True with automatic_checkpoint_naming=True: each worker counts its own saves; "
+            "leave it out, and name folders by replica.steps in save_state()"
+        )
     place = StorePlace() if elastic else None
     # A rank that joins knows its share of the data once it has.
     later = [o for o in objects if isinstance(o, DataLoader)] if elastic else []

@@ -138,7 +138,8 @@ class OffbeatStrategy(ElasticDDPStrategy):
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.replicas.step(optimizer)
         every = self.lightning_module.trainer.log_every_n_steps
-        if every > 0 and self.replicas.each[0].steps % every == 0:
+        steps = self.replicas.steps_of_first(optimizer)
+        if every > 0 and steps is not None and steps % every == 0:
             self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
         return output
 

@@ -127,6 +127,11 @@ class Replicas:
             replica.report_loss(loss)
             replica.step()
 
+    def steps_of_first(self, optimizer: Optimizer) -> int | None:
+        """Return the steps of the first replica if they are those of ``optimizer``, or None."""
+        first = self.each[0]
+        return first.steps if self._of.get(optimizer) is first else None
+
     def gather(self, value: Any) -> list[Any]:
         """Return what every living rank passes, the first rank's first; all ranks call.
 

@@ -67,6 +67,11 @@ def profile_of(recordings: Sequence[Recording], speeds: Speeds) -> Profile:
             f"{len(counted)} of them count after the warm-up, expected at least {LEAST}: give "
             "more --steps, and call replica.step() after every optimizer step"
         )
+    if (count := recordings[0].replicas) > 1:
+        raise ValueError(
+            f"profile: the script makes {count} replicas, whose steps cannot be told apart; give "
+            "one that calls replicate() once"
+        )
     begun = [_end(step, "forward") for step in counted]  # of backward: at its first gradient
     forward = fmean(begun)
     backward = fmean(_end(step, "backward") for step in counted) - forward

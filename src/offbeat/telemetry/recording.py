@@ -59,6 +59,7 @@ class Recording:
     rank: int = 0
     nodes: tuple[tuple[int, ...], ...] = ()  # the ranks of each node
     algorithms: dict[str, str] = field(default_factory=dict)  # text, by repr(): of all replicas
+    replicas: int = 0  # how many this rank has made
     steps: list[Step] = field(default_factory=list)
     heldout: list[tuple[int, float]] = field(default_factory=list)  # (steps before it, loss)
     switches: list[tuple[int, str]] = field(default_factory=list)  # (steps before it, algorithm)
@@ -77,7 +78,7 @@ class Recording:
     def _parse_event(self, line: dict[str, Any]) -> None:
         match line["event"]:
             case "attached":
-                self.rank = line["rank"]
+                self.rank, self.replicas = line["rank"], self.replicas + 1
                 self.nodes = tuple(tuple(ranks) for ranks in line["nodes"])
                 self.algorithms[line["exchanges"]] = line["algorithm"]
             case "switched":
