@@ -3,7 +3,6 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
@@ -28,12 +27,7 @@ FLOORS = {
 }
 FILES = {"settings", "extras", "version", "deprecation", "names", "__main__", "__init__"}
 MODULES = sorted(SOURCE.rglob("*.py"))
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    """The syntax of a file: read by what runs, not by all workers that collect it."""
-    return ast.parse(path.read_text())
+TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 
 
 def room(path: Path) -> str:
@@ -52,7 +46,7 @@ def floor(name: str) -> int:
 
 def imported(path: Path) -> Iterator[Path]:
     """The files of the package that a file imports, also inside functions."""
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "offbeat":
             for alias in node.names:
                 yield located(f"{node.module}.{alias.name}")
@@ -103,7 +97,7 @@ def test_only_transport_calls_torch_distributed() -> None:
     assert not {
         (path, call)
         for path in outside("platform", "liveness", "transport", "lab")
-        for call in calls_of_distributed(tree_of(path))
+        for call in calls_of_distributed(TREES[path])
     }
 
 
@@ -141,7 +135,7 @@ def test_only_platform_asks_an_accelerator() -> None:
     assert not [
         (path, ast.unparse(node))
         for path in outside("platform")
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(TREES[path])
         if isinstance(node, ast.Attribute)
         and (node.attr in ("is_cuda", "is_mps", "is_xpu") or ast.unparse(node) in asked)
     ]
@@ -153,7 +147,7 @@ def test_every_private_name_of_torch_is_listed() -> None:
     others = {"_asdict", "_replace", "_exit"}  # of named tuples, and of the operating system
     others |= {"_checkpoint_connector", "_loaded_checkpoint", "_batches_that_stepped"}  # Lightning
     others |= {"_load_from_checkpoint"}  # of the Trainer of transformers
-    nodes = [node for path in MODULES for node in ast.walk(tree_of(path))]
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.id for node in nodes if isinstance(node, ast.Name)}
     own |= {
@@ -171,7 +165,7 @@ def test_every_private_name_of_torch_is_listed() -> None:
 
 def test_only_kernels_import_compilers() -> None:
     for path in outside("kernels"):
-        for node in ast.walk(tree_of(path)):
+        for node in ast.walk(TREES[path]):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found = {name.split(".")[0] for name in names} & {"numba", "llvmlite", "triton"}
@@ -190,7 +184,7 @@ def test_files_and_functions_stay_small() -> None:
 def function_sizes(path: Path) -> list[int]:
     """Lines of every function without its docstring."""
     sizes = []
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.FunctionDef):
             doc = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
             taken = 0 if doc is None else (doc.end_lineno or 0) - doc.lineno + 1
