@@ -1,5 +1,6 @@
 """A switch in an elastic run: a loss in the middle of it, and ranks that come after it."""
 
+import copy
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -250,12 +251,14 @@ def test_a_rank_that_joins_in_a_later_phase_goes_back_with_the_others(switches: 
             replica.step()
             if replica.steps == 2:
                 early.update(replica.state_dict())
+                models.append(copy.deepcopy(model.state_dict()))
             if replica.joined and not ends:
                 ends.append(replica.joined[-1]["step"] + 5)
+        model.load_state_dict(models[0])  # equal on all ranks in that phase
         replica.load_state_dict(early)
         return ended(replica)
 
-    early = dict[str, Any]()
+    early, models = dict[str, Any](), list[dict[str, torch.Tensor]]()
     results = joined_by_one(work)
     assert {stats["step"] for _, stats in results} == {2}
     assert {stats["algorithm"][:4] for _, stats in results} == {"ddp(", "Mean"}  # as it is composed
