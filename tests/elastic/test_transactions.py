@@ -372,21 +372,22 @@ def lookup_ends(combined: Callable[[Array], Array], members: Members) -> Array:
     return z
 
 
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("after", range(4))
-def test_the_residuals_of_the_last_rank_enter_its_next_gradient(
-    after: int, waits: dict[int, int]
-) -> None:
-    """From a step on alone, v' = v - lr sum g - R."""
+LR, LOST_AT = 0.05, 3
+
+
+def lose_one(
+    size: int, victim: int, after: int, waits: dict[int, int]
+) -> dict[int, tuple[list[Array], list[Array]]]:
+    """Return the models and residuals of each survivor under lags, those of the start first."""
 
     def work(world: World) -> Any:
         model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=0.05)
+        optimizer = SGD(model.parameters(), lr=LR)
         given: Any = {"mesh": world, "optimizer": optimizer, "elastic": True}
         replica = offbeat.replicate(model, offbeat.lags(density=0.34), **given)
         places, residuals = [flat(snapshot(model))], [np.zeros(9)]
         for step in range(STEPS):
-            if (world.rank, step) == (0, 3):
+            if (world.rank, step) == (victim, LOST_AT):
                 waits[threading.get_ident()] = after
             try:
                 loss(model, world.rank, step).backward()
@@ -398,15 +399,26 @@ def test_the_residuals_of_the_last_rank_enter_its_next_gradient(
             optimizer.zero_grad()
             (entry,) = replica.state_dict().values()
             places.append(flat(snapshot(model)))
-            if "residual" in entry["gradients"]:
+            if "residual" in entry["gradients"]:  # not of a rank without mates
                 residuals.append(flat(entry["gradients"]["residual"]))
         replica.detach()
         return places, residuals
 
-    with pytest.warns(RuntimeWarning, match=r"ranks \[0\] are lost"):
-        _, (places, residuals) = ThreadWorld(2).run(work)
+    with pytest.warns(RuntimeWarning, match=rf"ranks \[{victim}\] are lost"):
+        found = dict(enumerate(ThreadWorld(size).run(work)))
+    assert found.pop(victim) is None
+    return found
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("after", range(4))
+def test_the_residuals_of_the_last_rank_enter_its_next_gradient(
+    after: int, waits: dict[int, int]
+) -> None:
+    """From a step on alone, v' = v - lr sum g - R."""
+    ((places, residuals),) = lose_one(2, 0, after, waits).values()
     start = len(residuals) - 1
-    alone = 0.05 * sum(gradient(1, x, 0) for x in places[start:-1])
+    alone = LR * sum(gradient(1, x, 0) for x in places[start:-1])
     np.testing.assert_allclose(places[-1], places[start] - alone - residuals[-1], atol=1e-12)
     assert np.abs(residuals[-1]).max() > 0
 
@@ -419,41 +431,14 @@ def test_residuals_survive_a_loss(after: int, waits: dict[int, int]) -> None:
     With P survivors from a step on, their residuals R and gradients g since then,
     v' = v - (lr sum g + sum R - sum R') / P.
     """
-    text, lr, at = "lags(density=0.34)", 0.05, 3
-
-    def work(world: World) -> Any:
-        model = Quadratic()
-        optimizer = SGD(model.parameters(), lr=lr)
-        algorithm = offbeat.algorithm(text)
-        replica = offbeat.replicate(model, algorithm, mesh=world, optimizer=optimizer, elastic=True)
-        places, residuals = [flat(snapshot(model))], [np.zeros(9)]
-        for step in range(STEPS):
-            if (world.rank, step) == (VICTIM, at):
-                waits[threading.get_ident()] = after
-            try:
-                loss(model, world.rank, step).backward()
-                optimizer.step()
-                replica.step()
-            except Lost:
-                perish(replica._connection.links)
-                return None
-            optimizer.zero_grad()
-            (entry,) = replica.state_dict().values()
-            places.append(flat(snapshot(model)))
-            residuals.append(flat(entry["gradients"]["residual"]))
-        replica.detach()
-        return places, residuals
-
-    with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
-        found = dict(enumerate(ThreadWorld(4).run(work)))
-    assert found.pop(VICTIM) is None
+    found = lose_one(4, VICTIM, after, waits)
     places = found[0][0]
     assert all(np.array_equal(run[0][-1], places[-1]) for run in found.values())
     misses = []  # where it is lost depends on the number of messages of a step
-    for start in range(at, STEPS):
+    for start in range(LOST_AT, STEPS):
         gradients = sum(gradient(r, x, 0) for r in found for x in places[start:-1])
         kept = sum(run[1][-1] - run[1][start] for run in found.values())
-        end = places[start] - (lr * gradients - kept) / 3
+        end = places[start] - (LR * gradients - kept) / 3
         misses.append(np.abs(places[-1] - end).max())
     assert min(misses) < 1e-12, misses
 

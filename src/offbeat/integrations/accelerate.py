@@ -181,9 +181,8 @@ class _Checkpoints:
         if not self.replicas:
             return self._save(*args, **kwargs)
         with consensus(self.replicas):
-            is_first = partial(getattr, self.accelerator, "is_main_process")
             write = partial(self._save, *args, **kwargs)
-            saved = written(self.replicas[0], is_first, write)
+            saved = written(self.replicas[0], lambda: self.accelerator.is_main_process, write)
             save_per_rank(self._folder, **self._parts())
         return saved
 
