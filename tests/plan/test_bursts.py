@@ -1,5 +1,6 @@
 """Links that let a burst pass above their rate after a rest, as those of tc tbf do."""
 
+import numpy as np
 import pytest
 from clusters import profile
 
@@ -28,3 +29,12 @@ def test_what_exceeds_a_burst_waits_and_so_does_what_follows_soon(kind: str) -> 
     assert exchange(35_000) == pytest.approx(0.01)
     clocks.spend(9.0)
     assert exchange(80_000) == pytest.approx(0.06)
+
+
+def test_ranks_wait_for_those_of_their_own_group() -> None:
+    """Of the times of two nodes of three ranks: mates share a node, counterparts a place in it."""
+    clocks = Clocks(Fabric(nodes=2, ranks_per_node=3, rate=1e9, latency=0.0), profile())
+    times = np.array([[1.0, 2.0, 3.0], [6.0, 5.0, 4.0]])
+    for axis, latest in (("local", [[3], [6]]), ("node", [[6, 5, 4]]), ("world", [[6]])):
+        found = np.broadcast_to(clocks.last(times, axis), times.shape)
+        np.testing.assert_array_equal(found, np.broadcast_to(latest, times.shape))
