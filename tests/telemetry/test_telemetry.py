@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim import SGD
 
 import offbeat
+from offbeat.telemetry.recording import read_run
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 from problems import Quadratic, loss
@@ -128,6 +129,32 @@ def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.Monke
     for kind in (steps[2::2], steps[3::2]):
         assert min(step["seconds"] for step in kind) < 0.5
     assert all(start >= 0 for step in steps for _, start, _ in step["spans"])
+
+
+def test_a_step_of_two_replicas_is_one_and_goes_on_with_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a GAN, whose rounds a comparison must not count twice."""
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+
+    def worker(world: World) -> None:
+        models = [Quadratic(), Quadratic()]
+        replicas = [offbeat.replicate(model, offbeat.sgp(), mesh=world) for model in models]
+        for step in range(4):
+            for model, replica in zip(models, replicas, strict=True):
+                loss(model, world.rank, step).backward()
+                replica.step()
+        replicas.pop(0).detach()
+        for _ in range(2):
+            replicas[0].step()
+        replicas[0].detach()
+
+    ThreadWorld(2).run(worker)
+    for recording in read_run(tmp_path):
+        sent = [step.bytes_sent["world"] for step in recording.steps]
+        assert sent[1:] == 3 * [2 * (MODEL_BYTES + 16)] + 2 * [MODEL_BYTES + 16]
+        both = recording.steps[0].spans_of("backward")
+        assert [start >= 0 for start, _ in both] == [True, True]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

@@ -1,5 +1,6 @@
 """The recorder of a replica: bytes, messages, stall and staleness, per step and in total."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from offbeat.telemetry.gradient_times import GRADIENTS_VARIABLE, GradientTimes
 from offbeat.telemetry.writers import JsonLines, Stats
 from offbeat.transport.meter import Meter
 
+_replicas = itertools.count()  # numbers those of this process
 FOLDER_VARIABLE = "OFFBEAT_TELEMETRY"  # environment variable: the folder for recordings
 
 
@@ -33,6 +35,7 @@ class Recorder:
         self.meter = meter
         self.loss: float | Tensor | None = None
         self.weight: float | None = None
+        self._number = next(_replicas)
         self._write: JsonLines | None = None
         self._gradients: GradientTimes | None = None
         if os.environ.get(FOLDER_VARIABLE):
@@ -143,7 +146,7 @@ class Recorder:
 
     def _record(self, event: str, **more: Any) -> None:
         if self._write is not None:
-            self._write({"event": event, "time": time.time()}, **more)
+            self._write({"event": event, "time": time.time(), "replica": self._number}, **more)
 
 
 def _open(path: Path) -> JsonLines | None:

@@ -11,12 +11,13 @@ from typing import Any, final
 @final
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step of one rank."""
+    """One optimizer step of one rank, with those of its other replicas in that time."""
 
     time: float  # end of the step, in seconds since the epoch
     seconds: float
     bytes_sent: Mapping[str, float]  # by axis: "world", "node", "local"
     seconds_stalled: float
+    replica: int = 0  # number of the replica in its process
     loss: float | None = None
     weight: float = 1.0  # of the loss among those of all ranks
     # (kind, start, end) in seconds since the start of the step; a message may start before it.
@@ -36,6 +37,19 @@ class Step:
         held["spans"] = tuple(map(tuple, line.get("spans", ())))
         held["parameters"] = {n: tuple(p) for n, p in line.get("parameters", {}).items()}
         return cls(**held)
+
+    def including(self, other: "Step") -> "Step":
+        """Return this step with the bytes, stalls and spans of another replica's at that time."""
+        axes = {*self.bytes_sent, *other.bytes_sent}
+        sent = {a: self.bytes_sent.get(a, 0) + other.bytes_sent.get(a, 0) for a in axes}
+        later = (other.time - other.seconds) - (self.time - self.seconds)
+        moved = ((kind, start + later, end + later) for kind, start, end in other.spans)
+        return replace(
+            self,
+            bytes_sent=sent,
+            seconds_stalled=self.seconds_stalled + other.seconds_stalled,
+            spans=(*self.spans, *moved),
+        )
 
     def spans_of(self, kind: str) -> Iterator[tuple[float, float]]:
         """Yield start and end of all spans of a kind; "exchange" includes every axis."""
@@ -84,13 +98,23 @@ class Recording:
             case "switched":
                 self.switches.append((len(self.steps), line["algorithm"]))
             case "step":
-                step = Step.parse(line)
-                self._extend_earlier_steps(step)
-                self.steps.append(step)
+                self._add(Step.parse(line))
             case "heldout":
                 self.heldout.append((len(self.steps), line["loss"]))
             case "finish":
                 self.distance = line["consensus_distance"]["mean"]
+
+    def _add(self, step: Step) -> None:
+        """Add a step; that of another replica than the last one's belongs to the last step.
+
+        Unless it began later: then the other replica has ended.
+        """
+        last = self.steps[-1] if self.steps else step
+        if step.replica == last.replica or step.time - step.seconds >= last.time:
+            self._extend_earlier_steps(step)
+            self.steps.append(step)
+        else:
+            self.steps[-1] = last.including(step)
 
     def _extend_earlier_steps(self, late: Step) -> None:
         """Add the spans of a message to the earlier steps during which it was in flight.
