@@ -20,7 +20,7 @@ from offbeat.replica.replica import Replica
 
 # Imported by the server of forked processes only, and run by itself where Triton is installed; not
 # searched for doctests.
-collect_ignore = ["conftest.py", "preloaded.py", "kernels/compile_for_gpus.py"]
+collect_ignore = ["conftest.py", "preloaded.py", "collected.py", "kernels/compile_for_gpus.py"]
 # Scripts of ranks, which import frameworks for seconds.
 collect_ignore_glob = ["integrations/*_cases.py"]
 
@@ -40,11 +40,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes() -> None:
-    """Fork the workers of pytest-xdist, each of which would import torch for seconds."""
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Fork the workers of pytest-xdist, each of which would import torch and tests for seconds."""
     from forked_workers import start_workers_by_fork
 
-    start_workers_by_fork()
+    start_workers_by_fork(config.invocation_params.args)
 
 
 @pytest.hookimpl(wrapper=True)

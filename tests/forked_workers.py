@@ -1,25 +1,23 @@
-"""Workers of pytest-xdist that are forked from a server which has imported torch.
+"""Workers of pytest-xdist that are forked from a server which has collected the tests."""
 
-An interpreter that imports torch and what the first optimizer needs takes five seconds of a core:
-with eight workers on two cores nothing ran for most of a minute.
-"""
-
+import json
 import os
 import sys
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from unittest.mock import patch
 
 from execnet import gateway_io
 from execnet.gateway_base import ExecModel, Popen2IO
 
 from ranks import fork_server
 
-# What collecting tests imports for a second or more, without starting a thread.
-IMPORTED = ("matplotlib.figure", "networkx", "rich.progress", "scipy.stats", "typer")
 
-
-def start_workers_by_fork() -> None:
-    """Let execnet fork the workers that it would start by a command."""
+def start_workers_by_fork(arguments: Sequence[str]) -> None:
+    """Collect the tests of pytest's arguments, and let execnet fork workers that have them."""
+    with patch.dict(os.environ, COLLECTED=json.dumps(list(arguments))):
+        fork_server("collected")
     gateway_io.Popen2IOMaster = ForkedWorker
 
 
@@ -30,7 +28,7 @@ class ForkedWorker(Popen2IO):
         """Start the process, which runs ``python -u -c LINE``, the last of ``args``."""
         theirs, to_worker = Pipe(duplex=False)
         from_worker, its = Pipe(duplex=False)
-        self.process = fork_server(*IMPORTED).Process(target=run_line, args=(theirs, its, args[-1]))
+        self.process = fork_server().Process(target=run_line, args=(theirs, its, args[-1]))
         self.process.start()
         for end in (theirs, its):
             end.close()
