@@ -29,7 +29,7 @@ def app(
 ) -> Result:
     """Compare the time of whole runs on 2, 4 and 8 nodes, all of equally many samples."""
     rows, found, less = [], {}, {}
-    for count in sorted(numbers(nodes)):
+    for count in sorted(numbers(nodes, least=2)):
         steps = samples // count
         timed = found[count] = step_times(cases(steps), count, PER_NODE, rate, (pause, 156))
         for name, pace in timed.items():

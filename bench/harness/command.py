@@ -72,6 +72,9 @@ def _option(name: str, about: Mapping[str, str]) -> Any:
     return typer.Option(f"--{name.replace('_', '-')}", help=about[name])
 
 
-def numbers(text: str) -> list[int]:
-    """The numbers of an option such as "4,8"."""
-    return [int(number) for number in text.split(",")]
+def numbers(text: str, least: int = 1) -> list[int]:
+    """The numbers of an option such as "4,8", at least so many."""
+    found = [int(number) for number in text.split(",") if number.strip().isdecimal()]
+    if len(found) < max(least, len(text.split(","))):
+        raise typer.BadParameter(f"got {text!r}, expected {least} or more numbers, such as 4,8")
+    return found
