@@ -20,7 +20,7 @@ from ranks import fork_server, free_port
 
 PAGE = "docs/elastic.md"
 SIZE = 2
-WAIT = 100.0  # seconds; a loss and two joins take about ten, the steps twenty
+WAIT = 200.0  # seconds; a loss and two joins take about ten, the steps twenty, beside much else 100
 COMMAND = re.compile(r"^ *torchrun (.*) elastic.py &", re.M)
 END = re.compile(r"rank (\d+): (\[.*\]) lost, (\[.*\]) joined")
 
@@ -85,7 +85,7 @@ def workers(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(450)
 @pytest.mark.fault(
     "a worker under torchrun is killed",
     "it joins",
