@@ -1,7 +1,7 @@
 """Small problems whose gradients are known in closed form, for torch and for numpy."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -100,6 +100,30 @@ def gradient(rank: int, z: Array, step: int) -> Array:
     """The same gradient for the references."""
     result: Array = CURVATURES[rank] * (z - OPTIMA[rank])
     return result
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Evaluates other parameters than it trains, here twice them, and notes which the model has."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, lr)
+        for group in self.param_groups:
+            group["train_mode"] = True
+
+    def eval(self) -> None:
+        """Show what is evaluated."""
+        self._switch(False, 2.0)
+
+    def train(self) -> None:
+        """Show what is trained."""
+        self._switch(True, 0.5)
+
+    def _switch(self, mode: bool, factor: float) -> None:
+        for group in self.param_groups:
+            if group["train_mode"] is not mode:
+                group["train_mode"] = mode
+                for parameter in group["params"]:
+                    parameter.data.mul_(factor)
 
 
 def flat(snapshot: dict[str, Tensor]) -> Array:

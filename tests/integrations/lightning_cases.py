@@ -113,8 +113,24 @@ class Values(Callback):
     def on_validation_batch_start(self, trainer: Trainer, module: Any, *args: Any) -> None:
         self.shown.append(digest(module))
 
-    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.last = copies(module)
+
+
+class Swapping(Callback):
+    """Validates other weights than it trains, and sets the last ones, as callbacks of torch do."""
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.own = copies(module)
+        for parameter in module.parameters():
+            parameter.data.zero_()
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        module.load_state_dict(self.own)
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        for parameter in module.parameters():
+            parameter.data.fill_(0.5)
 
 
 def copies(module: nn.Module) -> dict[str, Tensor]:
@@ -155,10 +171,18 @@ def equals_ddp() -> dict[str, Any]:
     found = []
     for strategy in ("ddp", OffbeatStrategy("ddp")):
         model = Net()
-        run = trainer(strategy, accumulate_grad_batches=2, max_epochs=4)
-        run.fit(model, loader())
-        found.append(copies(model))
+        values = Values()
+        run = trainer(strategy, values, Swapping(), accumulate_grad_batches=2, max_epochs=4)
+        run.fit(model, loader(), loader(2))
+        found.append(values.last)
     return {"equal": same(*found), "steps": run.global_step, "wrapped": strategy.model is not model}
+
+
+def swapped_last() -> dict[str, Any]:
+    """What a callback sets at the end stays, without what was in flight."""
+    model = Net()
+    trainer(OffbeatStrategy("sgp(overlap=1)"), Swapping()).fit(model, loader(), loader(2))
+    return {"left": sorted({x for p in model.parameters() for x in p.flatten().tolist()})}
 
 
 def gan_equals_ddp() -> dict[str, Any]:
@@ -570,6 +594,7 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (equals_ddp, ()),
     (gan_equals_ddp, ()),
     (gan_by_gossip, ()),
+    (swapped_last, ()),
     (gan_resumed, ()),
     (chooses, ()),
     (resumed, ("sgp(overlap=1)",)),

@@ -20,6 +20,11 @@ def test_ddp_equals_lightnings_own(cases: dict[str, Ranks]) -> None:
         assert rank == {"equal": True, "steps": 20, "wrapped": False}
 
 
+def test_callbacks_may_swap_weights_and_set_the_last(cases: dict[str, Ranks]) -> None:
+    for rank in cases["swapped_last"]:
+        assert rank == {"left": [0.5]}
+
+
 def test_two_optimizers_equal_lightnings_own_ddp(cases: dict[str, Ranks]) -> None:
     for rank in cases["gan_equals_ddp"]:
         assert rank["equal"]

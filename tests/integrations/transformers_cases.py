@@ -19,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from offbeat.integrations.transformers import attach
 from offbeat.replica.saving.rank_files import RankFiles
+from problems import ScheduleFree
 
 FOLDER, PAGE = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
@@ -59,6 +60,14 @@ class Overflowing(Trainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
         return loss * float("inf") if self.state.global_step == 3 and RANK == 1 else loss
+
+
+class Switching(Trainer):
+    """Has an optimizer that evaluates other parameters than it trains."""
+
+    def create_optimizer(self, *_: Any) -> torch.optim.Optimizer:
+        self.optimizer = ScheduleFree(self.model.parameters(), lr=self.args.learning_rate)
+        return self.optimizer
 
 
 def make(
@@ -123,14 +132,17 @@ def chooses() -> dict[str, Any]:
 
 
 def ddp() -> dict[str, Any]:
-    host, watch = make(None, "host", Watch()), Watch()
+    often = {"eval_strategy": "steps", "eval_steps": 15, "learning_rate": 0.1}
+    theirs, watch = Watch(), Watch()
+    host = make(None, "host", theirs, Switching, **often)
     host.train()
-    ours = make("ddp", "ddp", watch)
+    ours = make("ddp", "ddp", watch, Switching, **often)
     bytes_of_model = 4 * sum(p.numel() for p in ours.model.parameters())
     ours.train()
     logged = [entry for entry in ours.state.log_history if "loss" in entry]
     return {
         "equal": equal(host.model.state_dict(), ours.model.state_dict()),
+        "evaluated": equal(theirs.evaluated[15], watch.evaluated[15]),
         "models_sent_per_step": [entry["mb_sent"] * 1e6 / bytes_of_model for entry in logged],
         "stalled": [entry["seconds_stalled"] for entry in logged],
         "seen": ["mb_sent" in logs for logs in watch.logs if "loss" in logs],

@@ -14,7 +14,7 @@ from offbeat.replica import consensus
 from offbeat.testing import ThreadWorld
 from offbeat.transport.group import Group
 from offbeat.transport.world import World
-from problems import seeded
+from problems import ScheduleFree, seeded
 
 SIZE = 2
 
@@ -76,11 +76,6 @@ def test_the_verbs_are_the_two_ends_of_the_block() -> None:
     ThreadWorld(SIZE).run(work)
 
 
-@pytest.mark.fault(
-    "an average fails on all ranks, in consensus() or show_average()",
-    "ValueError on all ranks; each has its own model back, and training can go on",
-    group="Calls that differ between ranks",
-)
 def test_ranks_far_from_others_find_the_same_average(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = list[int](), consensus.all_reduce_at_once
 
@@ -107,6 +102,37 @@ def test_ranks_far_from_others_find_the_same_average(monkeypatch: pytest.MonkeyP
     assert {*calls} == {0, 1, 2}
 
 
+def test_a_schedule_free_optimizer_may_switch_in_the_block_and_back_at_the_next_step() -> None:
+    def work(world: World) -> None:
+        model, replica = apart(world)
+        replica.detach()
+        optimizer = ScheduleFree(model.parameters(), lr=0.1)
+        recipe = offbeat.local_sgd(every=9)
+        replica = offbeat.replicate(model, recipe, optimizer=optimizer, mesh=world)
+        own = state(model)
+        with replica.consensus():
+            average = state(model)
+            optimizer.eval()
+            evaluated = state(model)
+        optimizer.train()
+        assert same(state(model), own)
+        weight = "0.weight"
+        assert evaluated[weight].equal(2 * average[weight])
+        optimizer.eval()
+        with replica.consensus():  # what ranks evaluate, in the mean
+            assert same(state(model), evaluated)
+        optimizer.train()
+        assert same(state(model), own)
+        replica.detach()
+
+    ThreadWorld(SIZE).run(work)
+
+
+@pytest.mark.fault(
+    "an average fails on all ranks, in consensus() or show_average()",
+    "ValueError on all ranks; each has its own model back, and training can go on",
+    group="Calls that differ between ranks",
+)
 def test_an_average_that_fails_gives_the_own_values_back() -> None:
     def work(world: World) -> None:
         model, replica = apart(world)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import fsspec
 from torch import Tensor
@@ -24,7 +24,7 @@ from offbeat.transport.world import World
 
 with extra("lightning"):
     from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins.precision import Precision
     from lightning.pytorch.strategies import StrategyRegistry
     from lightning.pytorch.utilities import rank_zero_warn
@@ -95,7 +95,14 @@ class OffbeatStrategy(ElasticDDPStrategy):
             start_method=start_method,
         )
         self._shown = ExitStack()  # the average, during validation
+        self._first = _First(self)
         self._loaded_from: tuple[str, int | None] = "", None  # a folder, and which save in it
+
+    def setup(self, trainer: Trainer) -> None:
+        """Set up, with a callback before all others."""
+        super().setup(trainer)
+        if self._first not in trainer.callbacks:
+            trainer.callbacks.insert(0, self._first)
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
@@ -143,7 +150,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
             self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
         return output
 
-    def on_validation_start(self) -> None:
+    def show(self) -> None:
         """Show the average; ``ModelCheckpoint`` saves before :meth:`on_validation_end`."""
         self._shown.enter_context(consensus(self.replicas.each))
 
@@ -157,7 +164,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
             super().barrier(*args, **kwargs)
 
     def on_train_end(self) -> None:
-        """Set all ranks to the average."""
+        """Set all ranks to the average, also of what callbacks have put into the model at last."""
         self.replicas.finish()
 
     def teardown(self) -> None:
@@ -219,6 +226,26 @@ class OffbeatStrategy(ElasticDDPStrategy):
     def _is_interrupted(self) -> bool:
         model = self.lightning_module  # None before a Trainer has one
         return model is not None and bool(model.trainer.interrupted)
+
+
+@final
+class _First(Callback):
+    """What a strategy does before the other callbacks, and undoes after them, as hooks call it.
+
+    One that swaps other weights in during validation would otherwise take the average out with
+    them, and one that sets the last weights would do so before messages in flight are merged.
+    """
+
+    def __init__(self, strategy: OffbeatStrategy) -> None:
+        self.strategy = strategy
+
+    def on_validation_start(self, *_: Any) -> None:
+        """Show the average."""
+        self.strategy.show()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Set all ranks to the average."""
+        self.strategy.replicas.finish()
 
 
 def _folder(checkpoint: Path) -> str:

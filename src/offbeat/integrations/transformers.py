@@ -84,8 +84,12 @@ class OffbeatCallback(TrainerCallback):
         self._folder: Any = None  # the checkpoint that train() resumes from
         trainer.train = partial(self._train, trainer.train)
         trainer.training_step = partial(self._training_step, trainer.training_step)
-        for name in ("evaluate", "predict", "save_model"):
-            setattr(trainer, name, partial(self._on_average, getattr(trainer, name)))
+        for name, call in (
+            ("evaluate", self._evaluate),
+            ("predict", self._evaluate),
+            ("save_model", self._on_average),
+        ):
+            setattr(trainer, name, partial(call, getattr(trainer, name)))
         if place is not None:
             trainer.args.average_tokens_across_devices = False
             for name in ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader"):
@@ -204,6 +208,13 @@ class OffbeatCallback(TrainerCallback):
         loss: Tensor = step(*args, **kwargs)
         self.replicas.add_loss(loss)
         return loss
+
+    def _evaluate(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate what a schedule-free optimizer evaluates, as Trainer does, but its average."""
+        optimizer = self.trainer.optimizer
+        if self.replicas.each and callable(switch := getattr(optimizer, "eval", None)):
+            switch()
+        return self._on_average(method, *args, **kwargs)
 
     def _on_average(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         with consensus(self.replicas.each):  # none before train() and after it

@@ -34,6 +34,7 @@ class Consensus:
         self.model, self._members = members.filler.model, members
         self._held = {name: local(parameter) for name, parameter in self.model.trained.items()}
         self._replaced: dict[str, Tensor] = {}
+        self._modes: list[tuple[dict[str, Any], bool]] = []
         self.own: dict[str, Tensor] = {}  # copies by name, while the model shows the average
 
     def show(self, steps: int) -> None:
@@ -42,6 +43,9 @@ class Consensus:
             self.hide()  # a first try has failed after its end
         self._replaced = self._held | self.model.buffers
         self.own = {name: tensor.detach().clone() for name, tensor in self._replaced.items()}
+        groups = (g for each in self._members.filler.optimizers for g in each.param_groups)
+        # Where a schedule-free optimizer notes which of its two sequences the parameters hold.
+        self._modes = [(group, group["train_mode"]) for group in groups if "train_mode" in group]
         try:
             self.reach("consensus", steps)
         except BaseException:
@@ -52,7 +56,9 @@ class Consensus:
         """Write the own values back."""
         self.model.reshard()
         pack(self._replaced.values(), self.own.values())
-        self._replaced, self.own = {}, {}
+        for group, mode in self._modes:
+            group["train_mode"] = mode
+        self._replaced, self.own, self._modes = {}, {}, []
 
     def reach(
         self,
