@@ -59,7 +59,8 @@ class Loop:
     """A training loop, written as letters.
 
     B is a backward whose gradient will be discarded and b one that will be used, z clears all
-    gradients, c clips them, o is an optimizer's step, s is the replica's and f its ``finish()``.
+    gradients, c clips them, p perturbs parameters and P takes that back, o is an optimizer's step,
+    s is the replica's and f its ``finish()``.
     With ``hidden``, no B is exchanged.
     """
 
@@ -94,6 +95,10 @@ class Loop:
                 self.model.zero_grad(set_to_none=self.set_to_none)
             elif letter == "c":
                 nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+            elif letter in "pP":
+                with torch.no_grad():
+                    for p in self.model.parameters():
+                        p += 0.01 if letter == "p" else -0.01
             elif letter == "f":
                 self.replica.finish()
             else:
@@ -153,6 +158,11 @@ def test_trains_as_if_the_discarded_backward_had_not_been_exchanged(text: str) -
     require_equal(runs)
     if "1.0" not in text:
         assert any(kept.any() for kept in runs[0][0][4:]), "nothing was kept: nothing is proved"
+
+
+def test_a_perturbation_before_the_first_step_is_no_use() -> None:
+    """As sharpness-aware minimization (SAM) makes it."""
+    require_equal(both("BpzbPozs", offbeat.lags(0.05), given=True))
 
 
 @pytest.mark.parametrize("algorithm", [INT8, LAYERWISE], ids=["whole", "layers"])

@@ -128,6 +128,49 @@ def test_an_overflow_on_one_rank_leaves_all_residuals_as_they_were() -> None:
     ThreadWorld(2).run(worker)
 
 
+class Branches(nn.Module):
+    """Of which a step uses one; losses are linear: gradients do not depend on parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = partial(nn.Linear, 40, 1, bias=False, dtype=torch.float64)
+        self.branches = nn.ModuleList([weight(), weight()])
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        return self.branches[number](x).mean()
+
+
+def test_nothing_is_lost_of_a_layer_that_no_rank_uses_in_a_step() -> None:
+    def worker(world: World) -> list[tuple[Tensor, Tensor, Tensor]]:
+        links = Links.connect(world)
+        opened = links.open("world")
+        assert opened is not None
+        model = Branches()
+        for branch in model.branches:
+            nn.init.ones_(branch.weight)
+        given = {"process_group": opened.process_group}
+        ddp = DistributedDataParallel(model, find_unused_parameters=True, **given)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        state = LagsState(ddp, DENSITY, optimizer=optimizer, **given)
+        ddp.register_comm_hook(state, lags_hook)
+        sums = [torch.zeros(1, 40, dtype=torch.float64) for _ in model.branches]
+        generator = torch.Generator().manual_seed(world.rank)
+        for step in range(5):
+            x = torch.randn(4, 40, generator=generator, dtype=torch.float64)
+            ddp(x, step % 2).backward()
+            sums[step % 2] += x.mean(0)
+            optimizer.step()
+            optimizer.zero_grad()
+        residual = state.state_dict()[f"rank{world.rank}"]["residual"].values()
+        weights = [branch.weight.detach() for branch in model.branches]
+        links.close()
+        return [*zip(weights, sums, residual, strict=True)]
+
+    for parts in zip(*ThreadWorld(2).run(worker), strict=True):
+        weight, total, residual = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
+        torch.testing.assert_close(weight, 1 - 0.1 * total + residual, rtol=0, atol=1e-12)
+
+
 def test_goes_on_bit_for_bit_from_its_state() -> None:
     def worker(world: World) -> dict[str, Any]:
         host = Host(world)

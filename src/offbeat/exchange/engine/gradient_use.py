@@ -15,9 +15,10 @@ Handed = tuple[Tensor, int, int]
 class HandedGradients:
     """The gradients that the last exchange put into ``.grad`` and nobody has used or discarded.
 
-    A gradient is used when an optimizer that holds its parameter steps, or, until one ever does,
-    when the parameter is changed in place. It is discarded when ``.grad`` was cleared, replaced or
-    changed in place without that. While no use was ever seen, ``step()`` says that all are used.
+    A gradient is used when an optimizer that holds its parameter steps, or, where none that is
+    known does, when the parameter is changed in place. It is discarded when ``.grad`` was cleared,
+    replaced or changed in place without that. While no use was ever seen, ``step()`` says that all
+    are used.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizers: Collection[Optimizer]) -> None:
@@ -27,6 +28,8 @@ class HandedGradients:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._optimized: set[str] = set()  # since the gradients were handed out
         self._ever_optimized: set[str] = set()
+        for optimizer in optimizers:
+            self._ever_optimized |= self._held_by(optimizer)
         self._use_was_seen = bool(optimizers)
 
     def record(self) -> None:
@@ -41,11 +44,14 @@ class HandedGradients:
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Note that ``optimizer`` has used the gradients of its parameters."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        names = {self._names[i] for i in held & self._names.keys()}
-        if names:  # hooks of other replicas in this process run in other threads
+        # Hooks of other replicas in this process run in other threads.
+        if names := self._held_by(optimizer):
             self._optimized |= names
             self._ever_optimized |= names
+
+    def _held_by(self, optimizer: Optimizer) -> set[str]:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return {self._names[i] for i in held & self._names.keys()}
 
     def accumulated(self, name: str) -> None:
         """Note that a backward without an exchange has added to ``.grad``."""

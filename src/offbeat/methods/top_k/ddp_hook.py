@@ -167,7 +167,8 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     ``ddp.register_comm_hook(LagsState(ddp), lags_hook)``. Buckets may be rebuilt: no state is
     kept by bucket. A gradient that is not finite reaches all ranks, and all then keep their former
     residuals. Gradients must be zeroed between backwards that synchronize. A gradient that is
-    discarded stays in the residual: use ``no_sync()`` in its backward.
+    discarded stays in the residual: use ``no_sync()`` in its backward. Of a layer whose gradient
+    is zero, a rank sends nothing.
 
     Bytes sent per step: those of :class:`offbeat.methods.TopK`, with 8 for each bucket as flags.
 
@@ -228,5 +229,11 @@ def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, 
     state.touched.add(name)
     acc = residual.next.whole
     chosen = state.select(acc, [(0, acc.numel(), k)])
-    values = extract(acc, chosen) if scale.rate else acc[chosen]  # a rate of 0 sends zeros
-    return values.mul_(scale.to_grad), chosen
+    if not scale.rate:
+        return torch.zeros_like(acc[chosen]), chosen
+    values = extract(acc, chosen)
+    # Where no rank has used the parameter, DDP drops what arrives: one without a gradient, which
+    # is zero here, sends nothing and keeps its residual.
+    sent = torch.where(grad.any(), values, 0.0)
+    acc.index_copy_(0, chosen, values - sent)
+    return sent.mul_(scale.to_grad), chosen
