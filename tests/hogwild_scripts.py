@@ -4,9 +4,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import connection
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from offbeat.hogwild import AsyncAdam, report_loss, worker
 
@@ -71,6 +73,7 @@ def train_and_err(
         target._flat[1][:5] = 0.1
         os.kill(os.getpid(), signal.SIGKILL)
     threads = train(number, model, optimizer, 400)
+    assert [batch.item() for batch in DataLoader([number], num_workers=1)] == [number]
     attempts: list[Callable[[], str]] = [
         lambda: refused(lambda: AsyncAdam([nn.Parameter(TARGET)], workers=2)),
         lambda: refused(few.step),
@@ -86,8 +89,15 @@ def fail(number: int, bad: int) -> None:
     time.sleep(60)
 
 
-def kill(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def die_while_sending(number: int) -> str:
+    """Return what only arrives in part, since the worker is killed."""
+
+    def send_half(self: connection.Connection, message: bytes) -> None:
+        os.write(self.fileno(), message[: len(message) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    connection.Connection._send = send_half
+    return "a result"
 
 
 def interrupt(number: int, pids: Tensor) -> None:

@@ -101,7 +101,7 @@ def test_the_first_failure_ends_all_and_shows_its_traceback() -> None:
 )
 def test_a_killed_worker_is_reported() -> None:
     with pytest.raises(WorkerFailed, match="worker 0 was ended by SIGKILL"):
-        launch(scripts.kill, 1)
+        launch(scripts.die_while_sending, 1)
     assert _death(3) == "ended with exit code 3 and without a result"
 
 

@@ -143,6 +143,8 @@ def test_a_step_of_two_replicas_is_one_and_goes_on_with_the_second(
         for step in range(4):
             for model, replica in zip(models, replicas, strict=True):
                 loss(model, world.rank, step).backward()
+                if replica is replicas[-1]:
+                    replica.report_loss(step)
                 replica.step()
         replicas.pop(0).detach()
         for _ in range(2):
@@ -153,6 +155,7 @@ def test_a_step_of_two_replicas_is_one_and_goes_on_with_the_second(
     for recording in read_run(tmp_path):
         sent = [step.bytes_sent["world"] for step in recording.steps]
         assert sent[1:] == 3 * [2 * (MODEL_BYTES + 16)] + 2 * [MODEL_BYTES + 16]
+        assert [step.loss for step in recording.steps] == [0, 1, 2, 3, None, None]
         both = recording.steps[0].spans_of("backward")
         assert [start >= 0 for start, _ in both] == [True, True]
 

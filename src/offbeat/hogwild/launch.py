@@ -118,8 +118,7 @@ class _Crew:
         process = context.Process(
             target=worker.main,
             args=(number, self.board, sender, self._fn, self._args),
-            name=f"hogwild-{number}",
-            daemon=True,
+            name=f"hogwild-{number}",  # no daemon, which may not start the workers of a DataLoader
         )
         try:
             process.start()
@@ -137,7 +136,7 @@ class _Crew:
         process, channel = self.running.pop(number)
         try:
             returned, value = pickle.loads(channel.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):  # the latter within a result
             process.join()
             if self._replacements > 0:
                 self._replacements -= 1

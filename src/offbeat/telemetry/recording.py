@@ -39,13 +39,16 @@ class Step:
         return cls(**held)
 
     def including(self, other: "Step") -> "Step":
-        """Return this step with the bytes, stalls and spans of another replica's at that time."""
+        """Return this step with bytes, stalls and spans of another replica's, and a loss of one."""
         axes = {*self.bytes_sent, *other.bytes_sent}
         sent = {a: self.bytes_sent.get(a, 0) + other.bytes_sent.get(a, 0) for a in axes}
         later = (other.time - other.seconds) - (self.time - self.seconds)
         moved = ((kind, start + later, end + later) for kind, start, end in other.spans)
+        reports = self if self.loss is not None else other
         return replace(
             self,
+            loss=reports.loss,
+            weight=reports.weight,
             bytes_sent=sent,
             seconds_stalled=self.seconds_stalled + other.seconds_stalled,
             spans=(*self.spans, *moved),
@@ -114,7 +117,9 @@ class Recording:
             self._extend_earlier_steps(step)
             self.steps.append(step)
         else:
-            self.steps[-1] = last.including(step)
+            both = self.steps.pop().including(step)
+            self._extend_earlier_steps(replace(both, spans=both.spans[len(last.spans) :]))
+            self.steps.append(both)
 
     def _extend_earlier_steps(self, late: Step) -> None:
         """Add the spans of a message to the earlier steps during which it was in flight.
