@@ -250,3 +250,26 @@ def test_calls_in_different_order(text: str, one: str, other: str) -> None:
 
     said = alike(work, size=3, seconds=SECONDS)
     assert "(call 3)" in said or "different numbers of steps" in said
+
+
+@pytest.mark.fault(
+    "a rank of an elastic run finishes before the others",
+    "ValueError on all ranks, once no loss can explain it; names the call",
+)
+def test_a_rank_of_an_elastic_run_finishes_before_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under a method whose steps do not wait, so that no step of another rank finds it."""
+    monkeypatch.setattr("offbeat.liveness.heartbeats.heartbeat.SILENT_AFTER", 1.5)
+
+    def work(world: World) -> None:
+        model = small()
+        recipe = offbeat.local_sgd(every=8)
+        replica = offbeat.replicate(model, recipe, mesh=world, elastic=True)
+        for _ in range(20 if world.rank else 6):
+            model(torch.ones(3, 4)).square().mean().backward()
+            replica.step()
+        replica.finish()
+
+    said = alike(work, seconds=SECONDS)
+    assert "rank 1 has gone on to call 7, but rank 0 is in finish (call 6)" in said

@@ -17,7 +17,7 @@ class Wait(NamedTuple):
         members: the ranks that the exchange of a backward joins; used in the verb "backward" only.
         is_late: whether it has lasted for long.
         has_met_another: whether its gradients have met those of another step.
-        is_elastic: whether the run goes on after a loss.
+        is_overdue: whether no loss can explain any more that others have gone on.
     """
 
     rank: int
@@ -25,7 +25,7 @@ class Wait(NamedTuple):
     members: tuple[int, ...]
     is_late: bool = False
     has_met_another: bool = False
-    is_elastic: bool = False
+    is_overdue: bool = False
 
 
 def find_fault(sign: Sign, wait: Wait) -> Exception | None:
@@ -56,7 +56,7 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
             "batches (drop_last=True, or a fixed number of steps), and call "
             "set_requires_sync(False) before backwards whose number may differ within a step"
         )
-    return _disagreement(sign, rank, phase, wait.is_late and not wait.is_elastic)
+    return _disagreement(sign, rank, phase, wait.is_overdue)
 
 
 def comes_to_front(wait: Wait, front: int | None, signs: Sequence[Sign]) -> bool:
@@ -81,7 +81,7 @@ def _is_ahead(there: Phase, here: Phase) -> bool:
     return there.calls > here.calls or (there.calls == here.calls and in_a_call)
 
 
-def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Exception | None:
+def _disagreement(sign: Sign, rank: int, phase: Phase, is_overdue: bool) -> Exception | None:
     calls, verb = sign.phase.calls, sign.phase.verb
     if "backward" in (verb, phase.verb):  # it judges for itself: it may have to end what we ended
         return None
@@ -89,10 +89,10 @@ def _disagreement(sign: Sign, rank: int, phase: Phase, is_late: bool) -> Excepti
         return ValueError(
             f"rank {sign.rank} is in {sign.phase}, but rank {rank} is in {phase}; {SAME}"
         )
-    if phase.verb not in ("", "step", "switching") and calls > phase.calls and is_late:
+    if phase.verb not in ("", "step", "switching") and calls > phase.calls and is_overdue:
         # No rank can complete a call of the whole world without this one: it made another call.
         # But for those that are transactions, as all are in an elastic run: this rank may find its
-        # call to be committed after a loss.
+        # call to be committed after a loss, which it then knows of long before it is overdue.
         return ValueError(
             f"rank {sign.rank} has gone on to call {calls}, but rank {rank} is in {phase}; {SAME}"
         )

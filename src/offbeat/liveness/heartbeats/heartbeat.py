@@ -278,9 +278,9 @@ class Heartbeat(Calls):
             (self._attending_since, None, BEAT / LOOKS, SILENT_AFTER),
         ):
             if since is not None and now - since > least:
-                late = now - since > patience * self._ticker.stretch
-                is_elastic = self.hear_request is not None
-                return Wait(self.rank, calling, self._members, late, is_met, is_elastic)
+                waited, ends = (now - since) / self._ticker.stretch, self.hear_request is None
+                overdue = waited > (patience if ends else 3 * SILENT_AFTER)  # it survives losses
+                return Wait(self.rank, calling, self._members, waited > patience, is_met, overdue)
         return Wait(self.rank, phase, self._members, False, True) if is_met else None
 
     def _judge(self) -> None:
