@@ -91,6 +91,15 @@ def test_untouched_coordinates_keep_everything_bit_for_bit(dtype: torch.dtype, d
         assert (tensor != old)[~untouched].all()
 
 
+@pytest.mark.parametrize("correction", ["step", "coordinate"])
+def test_a_number_is_a_parameter_in_every_dtype(correction: str) -> None:
+    for dtype in SPARSE:
+        number = nn.Parameter(torch.tensor(2.0, dtype=dtype))
+        number.grad = torch.tensor(-3.0, dtype=dtype)
+        AsyncAdam([number], lr=0.25, eps=1e-30, bias_correction=correction).step()
+        assert number.item() == pytest.approx(2.25, abs=TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("places", [0, 1, 1000])
 def test_a_sparse_gradient_equals_its_dense_sum(places: int) -> None:
     """Many rows, most of them more than once: all chains of the hash table, of any length."""

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DistributedType
 from report import report
 from safetensors.torch import load_file
@@ -244,6 +244,9 @@ def errors() -> dict[str, Any]:
     accelerator.state.distributed_type = DistributedType.FSDP
     sharded = error(lambda: prepare(*pair, algorithm="ddp"))
     accelerator.state.distributed_type = DistributedType.MULTI_CPU
+    accelerator.ddp_handler = DistributedDataParallelKwargs(broadcast_buffers=False)
+    wrapped = error(lambda: prepare(*pair, algorithm="ddp"))
+    accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
     os.environ["OFFBEAT_ALGORITHM"] = "local_sgd(every=3)"
     replica = prepare(*pair)[0]
     from_environment = str(replica.algorithm)
@@ -269,6 +272,7 @@ def errors() -> dict[str, Any]:
     return {
         "several": several,
         "sharded": sharded,
+        "wrapped": wrapped,
         "from_environment": from_environment,
         "unset": unset,
         "registered": registered,

@@ -90,6 +90,7 @@ def test_the_newest_checkpoint_is_one_of_all_ranks(cases: Cases) -> None:
     [
         ("several", "got 2 models with trainable parameters and 2 optimizers; call it once"),
         ("sharded", "configured for FSDP, and offbeat exchanges whole models"),
+        ("wrapped", "offbeat.ddp(broadcast_buffers=False)"),
         ("unset", "OFFBEAT_ALGORITHM"),
         ("registered", "remove register_for_checkpointing(replica)"),
         ("loaded", "every rank saves and loads its own"),

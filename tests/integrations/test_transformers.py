@@ -104,6 +104,7 @@ def test_a_trainer_trains_again_after_an_exception(cases: Cases) -> None:
         ("twice", "attach() was called before for this trainer"),
         ("sharded", "configured for DEEPSPEED, and offbeat exchanges whole models"),
         ("unset", "OFFBEAT_ALGORITHM"),
+        ("buffers", "offbeat.ddp(broadcast_buffers=False)"),
         ("wrapped", "the model is wrapped in DistributedDataParallel"),
         ("lost", "rank 1's file is missing"),
         ("none", "No valid checkpoint found"),

@@ -250,6 +250,8 @@ def errors() -> dict[str, Any]:
     sharded = error(lambda: attach(trainer, "ddp"))
     trainer.accelerator.state.distributed_type = DistributedType.MULTI_CPU
     unset = error(lambda: attach(make(None, "errors", Watch())))
+    other = make(None, "errors", Watch(), ddp_broadcast_buffers=False)
+    buffers = error(lambda: attach(other, "ddp"))
     used = make(None, "errors", Watch())
     used.train()
     attach(used, "ddp")
@@ -265,6 +267,7 @@ def errors() -> dict[str, Any]:
         "twice": twice,
         "sharded": sharded,
         "unset": unset,
+        "buffers": buffers,
         "wrapped": wrapped,
         "lost": lost,
         "none": none,

@@ -73,6 +73,9 @@ def masked_adam(
     >>> theta, m, v
     (tensor([1.0000, 0.4800]), tensor([0.0000, 0.2000]), tensor([0., 1.]))
     """
+    if not theta.dim():  # a number has no coordinates
+        theta, m, v, gradient = (tensor.view(1) for tensor in (theta, m, v, gradient))
+        counts = None if counts is None else counts.view(1)
     where, g = touched(gradient)
     first = m[where].mul_(betas[0]).add_(g, alpha=1.0 - betas[0])
     second = v[where].mul_(betas[1]).addcmul_(g, g, value=1.0 - betas[1])

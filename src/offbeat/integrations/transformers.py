@@ -63,6 +63,11 @@ def attach(
             "elastic=True finds its ranks by OFFBEAT_STORE, and a rank that joins has no loss "
             "scale; leave mesh out, and use bf16=True instead of fp16=True"
         )
+    if trainer.args.ddp_broadcast_buffers is False:
+        raise ValueError(
+            "ddp_broadcast_buffers=False configures a wrapper that the model does not get; pass "
+            "the algorithm offbeat.ddp(broadcast_buffers=False)"
+        )
     return OffbeatCallback(trainer, chosen, mesh, StorePlace() if elastic else None)
 
 

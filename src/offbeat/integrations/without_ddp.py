@@ -12,12 +12,19 @@ if TYPE_CHECKING:
 
 
 def require_whole_models(accelerator: "Accelerator") -> None:
-    """Raise ``ValueError`` if the accelerator divides a model among the ranks."""
+    """Raise ``ValueError`` if the accelerator divides a model, or configures a wrapper of it."""
     kind = accelerator.distributed_type.value
     if not kind.startswith(("NO", "MULTI_")):
         raise ValueError(
             f"the accelerator is configured for {kind}, and offbeat exchanges whole models; "
             "configure plain data parallelism (MULTI_GPU or MULTI_CPU), or start with torchrun"
+        )
+    wrapper = accelerator.ddp_handler
+    if wrapper is not None and not (wrapper.broadcast_buffers and wrapper.comm_hook.value == "no"):
+        raise ValueError(
+            "DistributedDataParallelKwargs with broadcast_buffers=False or a comm_hook configures "
+            "a wrapper that the model does not get; pass the algorithm "
+            "offbeat.ddp(broadcast_buffers=False), or offbeat.ddp(wire='bf16') to compress"
         )
 
 
