@@ -2,13 +2,21 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from offbeat.doctor import links
 from offbeat.lab import Lab, Unavailable
 from offbeat.lab.network import iproute
+from ranks import fork_server, free_port
 
 
 @functools.cache
@@ -53,6 +61,41 @@ def test_the_links_between_ranks_are_diagnosed() -> None:
     assert rates.keys() == {(0, 2), (1, 2), (2, 0), (2, 1)}
     assert rates[2, 0] == pytest.approx(10, rel=0.3)
     assert rates[1, 2] > 30  # of 96, while tests beside this one compute
+
+
+def reports(size: int, *ranks: dict[str, str]) -> list[Any]:
+    """What ranks find that were started by hand, each with variables of its own."""
+    work = partial(_examined, free_port(), size)
+    with ProcessPoolExecutor(len(ranks), fork_server()) as pool:
+        return [*pool.map(work, range(len(ranks)), ranks)]
+
+
+def _examined(port: int, size: int, rank: int, own: dict[str, str]) -> Any:
+    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    with (
+        patch.dict(os.environ, at | {"WORLD_SIZE": str(size), "RANK": str(rank)} | own),
+        patch.object(links, "PATIENCE", timedelta(seconds=6)),
+    ):
+        return links.examine([])
+
+
+@pytest.mark.fault(
+    "a rank has no address, or has not come, under offbeat doctor", "it is named, with all findings"
+)
+def test_a_rank_without_an_address_is_diagnosed() -> None:
+    (_, measured), nothing = reports(2, {}, {"GLOO_SOCKET_IFNAME": "eth9"})
+    assert nothing is None
+    there, back = measured
+    assert there.error == ("an address that it lacks (GLOO_SOCKET_IFNAME=eth9 has no IPv4 address)")
+    assert back.error == ""
+    assert back.mbit > 0
+
+
+def test_ranks_that_have_not_come_are_named() -> None:
+    ((finding,), measured), nothing = reports(4, {}, {})
+    assert nothing is None
+    assert finding.found == "[2, 3] of 4 have not come in 6 s"
+    assert measured == []
 
 
 SLOW_RESOLVER = """

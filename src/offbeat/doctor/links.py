@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -53,17 +54,22 @@ def store_fault() -> Finding | None:
 def examine(found: Sequence[Finding]) -> tuple[list[Finding], list[Link]] | None:
     """Measure all links, and return them with the findings of all ranks; None but on rank 0.
 
-    All ranks call. Raises ``RuntimeError`` if ranks are missing.
+    All ranks call. If some do not, there are no links, and a finding names them. Raises
+    ``RuntimeError`` if ranks end meanwhile.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     from offbeat.platform.tcp_store import launched_store
 
     store = launched_store(PATIENCE)
+    if missing := _call_roll(store, rank, size):
+        text = f"{missing} of {size} have not come in {PATIENCE.seconds} s"
+        fix = "look at their output, and at that of the launcher on their nodes"
+        return None if rank else ([*found, Finding("ranks", "error", text, fix)], [])
     links = _measure_all(store, rank, size)
     own = {"findings": [*map(asdict, found)], "links": [*map(asdict, links)]}
     store.set(f"doctor/found/{rank}", json.dumps(own))
     if rank != 0:
-        _meet(store, "end", size)  # rank 0 may be the host of the store
+        store.add("doctor/meet/end", 1)  # rank 0, which may be the host of the store, ends last
         return None
     everything = [json.loads(_get(store, f"doctor/found/{r}")) for r in range(size)]
     _meet(store, "end", size)
@@ -84,20 +90,36 @@ def distances(size: int) -> list[int]:
     return [2**power for power in range((size - 1).bit_length())]
 
 
+def _call_roll(store: "Store", rank: int, size: int) -> list[int]:
+    """Return the ranks that have not come in time."""
+    store.set(f"doctor/come/{rank}", "")
+    missing, end = list(range(size)), time.monotonic() + PATIENCE.total_seconds()
+    with suppress(RuntimeError):  # the host of the store has given up
+        while missing and time.monotonic() < end:
+            missing = [r for r in missing if not store.check([f"doctor/come/{r}"])]
+            time.sleep(0.01)
+    return missing
+
+
 def _measure_all(store: "Store", rank: int, size: int) -> list[Link]:
-    listener = Listener(own_address())
-    node = os.environ.get("GROUP_RANK") or socket.gethostname()
-    store.set(f"doctor/address/{rank}", json.dumps([*listener.address, node]))
+    listener, where = None, ["", 0, ""]
+    try:
+        listener = Listener(own_address())
+        where[:2] = listener.address
+    except OSError as error:  # a finding says so, and how to mend it
+        where[2] = f"an address that it lacks ({error})"
+    store.set(f"doctor/address/{rank}", json.dumps(where))
     found = []
     for distance in distances(size):
         target = (rank + distance) % size
-        host, port, _ = json.loads(_get(store, f"doctor/address/{target}"))
+        host, port, fault = json.loads(_get(store, f"doctor/address/{target}"))
         _meet(store, f"before{distance}", size)
-        probe = Probe(rank, target, (host, port))
+        probe = None if fault else Probe(rank, target, (host, port))
         _meet(store, f"after{distance}", size)
-        found.append(probe.send(SECONDS))
+        found.append(Link(rank, target, fault) if probe is None else probe.send(SECONDS))
     _meet(store, "measured", size)
-    listener.close()
+    if listener is not None:
+        listener.close()
     return found
 
 
