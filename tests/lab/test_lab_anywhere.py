@@ -3,6 +3,8 @@
 import io
 import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 from offbeat.cli import app
 from offbeat.cli.lab import line_printer
 from offbeat.kit.quantity import parse_rate
-from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable
+from offbeat.lab import Cut, Kill, Lab, Loopback, Straggler, Unavailable, leftovers
 from offbeat.lab.check import LinkMeasurements, measure_links
 from offbeat.lab.cluster import Cluster
 from offbeat.lab.network import iproute
@@ -44,6 +46,8 @@ Lines = list[tuple[int | None, str]]
         ("--cut 1@5s-3s -- true", "cut: got 5-3, expected an end after the start"),
         ("--cut 1@5s -- true", "cut: got '1@5s', expected NODE@START-END"),
         ("--cut 4@1-2 -- true", "got node 4"),
+        ("--cut 1@1-3 --cut 1@2-6 -- true", "which overlap; give one: 1@1-6"),
+        ("--straggler 1:0.5 --straggler 1:0.7 -- true", "got node 1 more than once"),
         ("--kill 3@1m -- true", "kill: got '3@1m', expected RANK@TIME"),
         ("--kill 4@1 -- true", "got rank 4"),
         ("-- no-such-program", "'no-such-program' was not found"),
@@ -228,3 +232,26 @@ def test_figures_are_shown_beside_the_rate() -> None:
     assert re.search(r"all-reduce.*237 Mbit/s.*95%", text)
     assert "0.25 ms" in text
     assert "inside" not in text
+
+
+@pytest.mark.fault("a lab is entered beside one in a container", "the latter goes on")
+def test_processes_of_labs_in_other_containers_are_left_alone() -> None:
+    """A lab whose key has the number of a process that only its own namespace knows."""
+    here = leftovers.key(0).rpartition("-")[2]
+    sleeping = {
+        namespace: subprocess.Popen(
+            ["sleep", "60"], env={leftovers.MARK: f"999999999-1-0-{namespace}"}
+        )
+        for namespace in (here, "1")
+    }
+    leftovers.remove()
+    assert sleeping[here].wait(timeout=30) == -signal.SIGKILL
+    assert sleeping["1"].poll() is None
+    sleeping["1"].kill()
+    sleeping["1"].wait()
+
+
+def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").mkdir()
+    with Loopback(1) as lab, pytest.raises(ValueError, match=r"rank0.log' \(Is a directory\)"):
+        lab.run(["true"], log_dir=tmp_path)

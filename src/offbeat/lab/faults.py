@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 from offbeat.lab.cluster import Cluster
@@ -169,6 +170,21 @@ class Kill(Fault):
         """Kill the rank at its time."""
         if not stop.wait(self.time):
             control.kill(self.rank)
+
+
+def require_apart(faults: Sequence[Fault]) -> None:
+    """Raise ValueError for two faults of one node at a time: the end of one would end both."""
+    cuts = sorted((f for f in faults if isinstance(f, Cut)), key=lambda cut: (cut.node, cut.start))
+    for one, other in pairwise(cuts):
+        if one.node == other.node and other.start <= one.end:
+            whole = f"{one.node}@{one.start:g}-{max(one.end, other.end):g}"
+            raise ValueError(
+                f"cut: got two for node {one.node}, {one.start:g}-{one.end:g} and "
+                f"{other.start:g}-{other.end:g}, which overlap; give one: {whole}"
+            )
+    slow = [fault.node for fault in faults if isinstance(fault, Straggler)]
+    if twice := [node for node in slow if slow.count(node) > 1]:
+        raise ValueError(f"straggler: got node {twice[0]} more than once; give it one fraction")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Removal of the processes and namespaces that a lab has left, at its end or by the next lab.
 
-The key of a lab holds the id of its process, and the start time of that since ids are reused. The
-names of its namespaces and the environment of its processes contain the key.
+The key of a lab holds the id of its process, the start time of that since ids are reused, and the
+namespace of ids, such as a container's. The names of its network namespaces and the environment of
+its processes contain the key.
 """
 
 import contextlib
@@ -13,12 +14,13 @@ from pathlib import Path
 
 from offbeat.lab.network import network
 
+_KEY = r"\d+-\d+-[0-9a-f]+-\d+"
 MARK = "OFFBEAT_LAB"  # environment variable that holds the key, in every process of a lab
 
 
 def key(serial: int) -> str:
     """Return a key for a lab of this process; ``serial`` distinguishes its labs."""
-    return f"{os.getpid()}-{_start_of(os.getpid())}-{serial:x}"
+    return f"{os.getpid()}-{_start_of(os.getpid())}-{serial:x}-{_namespace()}"
 
 
 def namespaces_prefix(lab: str) -> str:
@@ -41,14 +43,14 @@ def remove() -> None:
 def _namespaces() -> Iterator[tuple[str, str]]:
     if network.FOLDER.is_dir():
         for path in network.FOLDER.iterdir():
-            if match := re.match(r"offbeat-(\d+-\d+-[0-9a-f]+)-", path.name):
+            if match := re.match(f"offbeat-({_KEY})-", path.name):
                 yield path.name, match[1]
 
 
 def _marked_processes() -> Iterator[tuple[int, str]]:
     # The kernel kills a rank with its lab, but not the processes that the rank has started, such
     # as the workers of a data loader. They have the key too, since they inherit the environment.
-    mark = re.compile(rb"(?:^|\0)" + MARK.encode() + rb"=(\d+-\d+-[0-9a-f]+)")
+    mark = re.compile(f"(?:^|\0){MARK}=({_KEY})".encode())
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             match = mark.search(path.read_bytes())
@@ -66,8 +68,13 @@ def _kill_all(processes: Iterable[int]) -> None:
 
 
 def _is_alive(owner: str) -> bool:
-    pid, start, _ = owner.split("-")
-    return _start_of(int(pid)) == int(start)
+    pid, start, _, namespace = owner.split("-")
+    # Of another namespace than ours the id says nothing here.
+    return int(namespace) != _namespace() or _start_of(int(pid)) == int(start)
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _start_of(pid: int) -> int | None:

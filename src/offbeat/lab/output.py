@@ -41,7 +41,15 @@ class Output:
     def sink(self, rank: int) -> Iterator[int]:
         """Yield a file descriptor for the process of a rank to inherit; closes it afterwards."""
         if self.log_dir is not None:
-            with (self.log_dir / f"rank{rank}.log").open("wb") as file:
+            path = self.log_dir / f"rank{rank}.log"
+            try:
+                file = path.open("wb")
+            except OSError as error:
+                raise ValueError(
+                    f"log directory: cannot write {str(path)!r} ({error.strerror}); remove it, or "
+                    "pass another folder"
+                ) from error
+            with file:
                 yield file.fileno()
             return
         reading, writing = os.pipe()
