@@ -212,6 +212,17 @@ def test_wrong_options_are_refused_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_wrong_straggler_removes_no_earlier_recording(script: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "out" / "round1" / "0-ddp" / "rank0.jsonl"
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
+    words = ["--algorithms", "ddp", "--nodes", "2", "--straggler", "5:0.5"]
+    done = compare(script, *words, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "straggler: got node 5" in done.output
+    assert earlier.exists()
+
+
 def test_a_missing_script_is_refused() -> None:
     done = compare("nowhere.py", "--algorithms", "ddp")
     assert done.exit_code == 2
@@ -251,7 +262,8 @@ def test_measures_of_a_run_worked_out_by_hand(tmp_path: Path) -> None:
     def lines(rank: int) -> list[Line]:
         losses = [10 - k + 2 * rank for k in range(10)]
         warm_up = [step(9.0, 100, loss=loss) for loss in losses[:2]]
-        counted = [step(1.0 + rank, 40 + rank, 0.5 * rank, loss=loss) for loss in losses[2:]]
+        counted = [step(0.5 + rank, 40 + rank, 0.5 * rank, loss=loss) for loss in losses[2:]]
+        counted = [line | {"choosing": 0.5} for line in counted]  # which counts, too
         return [*warm_up, *counted, finish(0.75), heldout(3.0 + rank)]
 
     ranks = [lines(0), lines(1)]

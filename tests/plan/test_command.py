@@ -119,6 +119,7 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
         (("--algorithms", "alone"), "algorithms: got 'alone', which exchanges nothing; add one to"),
         (("--at", "5"), "at: got 5, expected one of the numbers of nodes [4, 8, 16"),
         (("--algorithms", "sgpp"), "unknown algorithm 'sgpp'"),
+        (("--algorithms", "auto"), "auto() chooses as it runs"),
         (
             ("--nodes", "4,5", "--algorithms", "d_psgd('bipartite')"),
             "d_psgd('bipartite') on 5 nodes: ",
@@ -146,6 +147,15 @@ def test_a_profile_does_not_hide_that_the_script_is_missing(tmp_path: Path) -> N
     assert done.exit_code == 0
     assert done.stderr == f"profile: read from {kept}, the script was not run\n"
     assert plan("--profile", kept, "--nodes", "4", "--json").stderr == ""
+
+
+def test_a_profile_in_a_folder_that_is_missing_is_refused_before_the_script_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(3)")
+    done = plan(str(tmp_path / "train.py"), "--profile", str(tmp_path / "none" / "profile.json"))
+    assert done.exit_code == 2
+    assert "whose folder does not exist" in done.output
 
 
 def test_without_a_script_and_a_profile_both_ways_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``offbeat.auto``: a run that measures itself and chooses its method."""
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from offbeat.lab.check import PAYLOAD
 from offbeat.recipes.auto import EXACT
 from offbeat.replica.switching import autopilot
 from offbeat.replica.switching.waits import Waits
+from offbeat.telemetry.recording import read_run
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
 from outcomes import alike
@@ -213,6 +215,16 @@ def test_the_next_one_decides_where_the_first_rank_is_lost(monkeypatch: pytest.M
     assert calls == [6, 6]
 
 
+def test_a_recording_has_what_a_choice_took(
+    link: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+    ThreadWorld(2).run(lambda world: decided(world, TEXT, autopilot.FIRST + 2))
+    for recording in read_run(tmp_path):
+        took = [step.choosing > 0 for step in recording.steps]
+        assert took == autopilot.FIRST * [False] + [True, False]
+
+
 def test_decides_as_often_as_costs_a_share_of_the_run(
     link: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +299,12 @@ def test_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidate", "says"), [("dpd", "unknown algorithm"), ("torch_ddp", "cannot choose torch_ddp")]
+    ("candidate", "says"),
+    [
+        ("dpd", "unknown algorithm"),
+        ("torch_ddp", "cannot choose torch_ddp"),
+        ("ddp for 9 steps, then sgp", "it is a schedule"),
+    ],
 )
 def test_candidates_that_cannot_be_run(candidate: str, says: str) -> None:
     def work(world: World) -> None:

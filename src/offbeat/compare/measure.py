@@ -92,7 +92,7 @@ def measure_run(recordings: Sequence[Recording]) -> Measures:
     curve = _curve(list(trained.values()), recordings)
     return Measures(
         steps=steps,
-        seconds=max(fmean(step.seconds for step in mine) for mine in counted.values()),
+        seconds=max(fmean(s.seconds + s.choosing for s in mine) for mine in counted.values()),
         bytes_sent=_busiest(counted, nodes, share=False),
         bytes_on_link=_busiest(counted, nodes, share=True),
         stall=fmean(step.seconds_stalled for mine in counted.values() for step in mine),
@@ -137,7 +137,7 @@ def _speed_kept(ranks: Sequence[Sequence[Step]]) -> float | None:
 def _curve(ranks: Sequence[Sequence[Step]], recordings: Sequence[Recording]) -> LossCurve:
     seconds, loss, clock = [], [], 0.0
     for steps in zip(*ranks, strict=True):
-        clock += fmean(step.seconds for step in steps)
+        clock += fmean(step.seconds + step.choosing for step in steps)
         seconds.append(clock)
         loss.append(mean_loss(steps))
     heldout: dict[int, list[float]] = {}

@@ -92,8 +92,10 @@ def run_experiment(
     """Run all methods on ``runner``, which must have been entered, and append to ``runs``.
 
     A method that failed is not run again. After Ctrl-C the interrupted run is the last one, with
-    ``code`` None.
+    ``code`` None. Raises ValueError for wrong faults, before anything is removed.
     """
+    first, *_ = experiment.methods
+    runner.validate(experiment.command(first), faults=experiment.stragglers)
     for old in folder.glob("round*/*"):
         _clear_folder(old)
     failed: set[Method] = set()

@@ -186,6 +186,10 @@ def profile(
             f"profile: got {missing}; give a training script to measure, or a profile written by "
             "hand: offbeat plan --profile FILE"
         )
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(
+            f"profile: got {str(path)!r}, whose folder does not exist; create it, or pass another"
+        )
     found = measure_profile(script, arguments, steps, env_only, console)
     if path is not None:
         found.write(path)

@@ -48,7 +48,7 @@ class Recorder:
         self.last: dict[str, float] = {}
         self.computed = 0.0, 0.0  # seconds of forward and of backward in the last step
         self._before, self._sent = meter.totals(), dict(meter.bytes_sent)
-        self._time = time.perf_counter()
+        self._time, self._choosing = time.perf_counter(), 0.0
 
     def backward(self, first: float, last: float) -> None:
         """Record the times of the first and the last gradient of a backward, in perf_counter().
@@ -81,10 +81,12 @@ class Recorder:
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
             weight = 0.0 if is_rest else self.weight
             more |= {} if weight is None else {"weight": weight}
+            more |= {"choosing": self._choosing} if self._choosing else {}
             if self._gradients is not None:
                 more |= self._gradients.take(since=self._time)
             self._record("step", **self.last, **more)
             self.loss = None
+        self._choosing = 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -93,6 +95,11 @@ class Recorder:
         self._time = time.perf_counter()
         if self.meter.spans is not None:
             self.meter.spans = []
+
+    def resume(self) -> None:
+        """Start the next step now, to whose record belongs the time since: of choosing methods."""
+        self._choosing += time.perf_counter() - self._time
+        self.restart()
 
     def report(self, loss: float | Tensor, kind: str, weight: float | None = None) -> None:
         """Record a loss: ``kind`` is "train" for this step's, or "heldout".
@@ -119,14 +126,14 @@ class Recorder:
         self._record("finish", consensus_distance=distance)
 
     def switched(self, **algorithm: str) -> None:
-        """Record that another algorithm goes on; what that took counts for no step."""
+        """Record that another algorithm goes on."""
         self._record("switched", **algorithm)
-        self.restart()
+        self.resume()
 
     def decided(self, decision: Stats) -> None:
         """Record how a run has chosen its algorithm, and by which figures."""
         self._record("decided", **decision)
-        self.restart()
+        self.resume()
 
     def close(self) -> None:
         """Close the recording; further events are not recorded."""

@@ -20,6 +20,7 @@ class Step:
     replica: int = 0  # number of the replica in its process
     loss: float | None = None
     weight: float = 1.0  # of the loss among those of all ranks
+    choosing: float = 0.0  # seconds before the step, in which the algorithm was chosen
     # (kind, start, end) in seconds since the start of the step; a message may start before it.
     spans: tuple[tuple[str, float, float], ...] = ()
     # Of a profile: when each gradient was ready, in seconds since the start of the step; the number
@@ -49,6 +50,7 @@ class Step:
             self,
             loss=reports.loss,
             weight=reports.weight,
+            choosing=self.choosing + other.choosing,
             bytes_sent=sent,
             seconds_stalled=self.seconds_stalled + other.seconds_stalled,
             spans=(*self.spans, *moved),

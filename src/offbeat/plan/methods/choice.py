@@ -44,6 +44,8 @@ def slots_of(algorithm: Algorithm, profile: Profile, fabric: Fabric) -> Slots:
     """Return the models of both slots; raises ValueError where the method refuses this layout."""
     if algorithm.then is not None:
         raise ValueError("a schedule has steps of several lengths; list its algorithms instead")
+    if algorithm.auto is not None:
+        raise ValueError("auto() chooses as it runs; list the algorithms that it chooses among")
     gradients, parameters = algorithm.gradients, algorithm.parameters
     backward, step = None, None
     if gradients is not None and fabric.size(gradients.over) > 1:

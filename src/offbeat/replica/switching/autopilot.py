@@ -56,7 +56,10 @@ class Autopilot:
     def require_candidates(self) -> None:
         """Raise ``ValueError`` for candidates that cannot be run."""
         for candidate in self.candidates:
-            if (fault := switch_fault(self._members, candidate)) is not None:
+            fault = switch_fault(self._members, candidate)
+            if candidate.then is not None:
+                fault = "it is a schedule, whose time cannot be predicted; list its algorithms"
+            if fault is not None:
                 raise ValueError(f"auto() cannot choose {candidate}: {fault}")
 
     def is_due(self, steps: int) -> bool:
