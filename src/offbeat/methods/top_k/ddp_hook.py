@@ -229,8 +229,8 @@ def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, 
     state.touched.add(name)
     acc = residual.next.whole
     chosen = state.select(acc, [(0, acc.numel(), k)])
-    if not scale.rate:
-        return torch.zeros_like(acc[chosen]), chosen
+    if not scale.rate:  # zeros, unless one is not finite
+        return acc[chosen].mul_(scale.to_grad), chosen
     values = extract(acc, chosen)
     # Where no rank has used the parameter, DDP drops what arrives: one without a gradient, which
     # is zero here, sends nothing and keeps its residual.
