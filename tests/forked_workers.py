@@ -16,7 +16,7 @@ from ranks import fork_server
 
 def start_workers_by_fork(arguments: Sequence[str]) -> None:
     """Collect the tests of pytest's arguments, and let execnet fork workers that have them."""
-    with patch.dict(os.environ, COLLECTED=json.dumps(list(arguments))):
+    with patch.dict(os.environ, COLLECTED=json.dumps([os.fspath(each) for each in arguments])):
         fork_server("collected")
     gateway_io.Popen2IOMaster = ForkedWorker
 

@@ -73,7 +73,7 @@ def _option(name: str, about: Mapping[str, str]) -> Any:
 
 
 def numbers(text: str, least: int = 1) -> list[int]:
-    """The numbers of an option such as "4,8", at least so many."""
+    """The numbers of an option such as "4,8", ``least`` or more of them."""
     found = [int(number) for number in text.split(",") if number.strip().isdecimal()]
     if len(found) < max(least, len(text.split(","))):
         raise typer.BadParameter(f"got {text!r}, expected {least} or more numbers, such as 4,8")

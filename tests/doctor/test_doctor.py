@@ -12,11 +12,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from torch.distributed import TCPStore
 
-from offbeat.doctor import links
+from offbeat.doctor import Finding, links
 from offbeat.lab import Lab, Unavailable
 from offbeat.lab.network import iproute
-from ranks import fork_server, free_port
+from ranks import fork_server
 
 
 @functools.cache
@@ -64,19 +65,21 @@ def test_the_links_between_ranks_are_diagnosed() -> None:
 
 
 def reports(size: int, *ranks: dict[str, str]) -> list[Any]:
-    """What ranks find that were started by hand, each with variables of its own."""
-    work = partial(_examined, free_port(), size)
+    """What ranks find, each with variables of its own; this process hosts their store."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    work = partial(_examined, store.port, size)
     with ProcessPoolExecutor(len(ranks), fork_server()) as pool:
         return [*pool.map(work, range(len(ranks)), ranks)]
 
 
 def _examined(port: int, size: int, rank: int, own: dict[str, str]) -> Any:
     at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    at["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     with (
         patch.dict(os.environ, at | {"WORLD_SIZE": str(size), "RANK": str(rank)} | own),
-        patch.object(links, "PATIENCE", timedelta(seconds=6)),
+        patch.object(links, "PATIENCE", timedelta(seconds=12)),
     ):
-        return links.examine([])
+        return links.examine([Finding("torch", "ok", "2")])
 
 
 @pytest.mark.fault(
@@ -86,15 +89,16 @@ def test_a_rank_without_an_address_is_diagnosed() -> None:
     (_, measured), nothing = reports(2, {}, {"GLOO_SOCKET_IFNAME": "eth9"})
     assert nothing is None
     there, back = measured
-    assert there.error == ("an address that it lacks (GLOO_SOCKET_IFNAME=eth9 has no IPv4 address)")
+    assert there.error == ("an address: it has none (GLOO_SOCKET_IFNAME=eth9 has no IPv4 address)")
     assert back.error == ""
     assert back.mbit > 0
 
 
 def test_ranks_that_have_not_come_are_named() -> None:
-    ((finding,), measured), nothing = reports(4, {}, {})
+    nothing, (found, measured) = reports(4, {"RANK": "3"}, {"RANK": "1"})
     assert nothing is None
-    assert finding.found == "[2, 3] of 4 have not come in 6 s"
+    assert found[0].ranks == (1, 3)
+    assert found[1].found == "ranks [0, 2] of 4 did not reach the store within 12 s"
     assert measured == []
 
 

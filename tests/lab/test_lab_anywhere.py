@@ -244,11 +244,14 @@ def test_processes_of_labs_in_other_containers_are_left_alone() -> None:
         )
         for namespace in (here, "1")
     }
-    leftovers.remove()
-    assert sleeping[here].wait(timeout=30) == -signal.SIGKILL
-    assert sleeping["1"].poll() is None
-    sleeping["1"].kill()
-    sleeping["1"].wait()
+    try:
+        leftovers.remove()
+        assert sleeping[here].wait(timeout=30) == -signal.SIGKILL
+        assert sleeping["1"].poll() is None
+    finally:
+        for process in sleeping.values():
+            process.kill()
+            process.wait()
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
         (("--algorithms", "alone"), "algorithms: got 'alone', which exchanges nothing; add one to"),
         (("--at", "5"), "at: got 5, expected one of the numbers of nodes [4, 8, 16"),
         (("--algorithms", "sgpp"), "unknown algorithm 'sgpp'"),
-        (("--algorithms", "auto"), "auto() chooses as it runs"),
+        (("--algorithms", "auto"), "auto() chooses during training"),
         (
             ("--nodes", "4,5", "--algorithms", "d_psgd('bipartite')"),
             "d_psgd('bipartite') on 5 nodes: ",

@@ -303,7 +303,7 @@ def test_texts() -> None:
     [
         ("dpd", "unknown algorithm"),
         ("torch_ddp", "cannot choose torch_ddp"),
-        ("ddp for 9 steps, then sgp", "it is a schedule"),
+        ("ddp for 9 steps, then sgp", "the time of a schedule cannot be predicted"),
     ],
 )
 def test_candidates_that_cannot_be_run(candidate: str, says: str) -> None:

@@ -131,6 +131,25 @@ def test_evaluations_belong_to_no_step(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(start >= 0 for step in steps for _, start, _ in step["spans"])
 
 
+def test_the_distance_is_that_of_the_first_finish_after_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+
+    def worker(world: World) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.local_sgd(every=9), mesh=world)
+        with torch.no_grad():
+            model.vector.add_(world.rank)
+        replica.step()
+        for _ in range(2):
+            replica.finish()
+        replica.detach()
+
+    ThreadWorld(2).run(worker)
+    assert all(recording.distance > 0.5 for recording in read_run(tmp_path))
+
+
 def test_a_step_of_two_replicas_is_one_and_goes_on_with_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,7 @@ def _speed_kept(ranks: Sequence[Sequence[Step]]) -> float | None:
     W is the weight of all steps of a rank, T their time, and S the waits in it. None without times.
     """
     weights = [sum(step.weight for step in mine) for mine in ranks]
-    whole = [sum(step.seconds for step in mine) for mine in ranks]
+    whole = [sum(step.seconds + step.choosing for step in mine) for mine in ranks]
     own = [sum(step.seconds - step.seconds_stalled for step in mine) for mine in ranks]
     if min(own) <= 0 or not any(weights):
         return None

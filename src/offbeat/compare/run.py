@@ -92,7 +92,7 @@ def run_experiment(
     """Run all methods on ``runner``, which must have been entered, and append to ``runs``.
 
     A method that failed is not run again. After Ctrl-C the interrupted run is the last one, with
-    ``code`` None. Raises ValueError for wrong faults, before anything is removed.
+    ``code`` None. Raises ValueError for invalid stragglers, before anything is removed.
     """
     first, *_ = experiment.methods
     runner.validate(experiment.command(first), faults=experiment.stragglers)

@@ -73,7 +73,7 @@ class ElasticSampler(Sampler[list[int]]):
             length: the number of samples, at most 2^62.
             batch_size: the number of samples of a batch; with ``most`` their mean over ranks.
             replica: the :class:`offbeat.Replica` that is trained on the batches.
-            seed: of the order of the samples; another one for each sampler of this length.
+            seed: of the order; samplers of equal length need different seeds.
             shuffle: False for the samples in their own order.
             drop_last: leave out less than a whole step of all ranks at the end of an epoch.
             accumulate: the number of batches for each ``replica.step()``.

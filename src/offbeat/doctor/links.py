@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -54,29 +53,29 @@ def store_fault() -> Finding | None:
 def examine(found: Sequence[Finding]) -> tuple[list[Finding], list[Link]] | None:
     """Measure all links, and return them with the findings of all ranks; None but on rank 0.
 
-    All ranks call. If some do not, there are no links, and a finding names them. Raises
-    ``RuntimeError`` if ranks end meanwhile.
+    All ranks call. If some do not, the first of those that do returns the findings of these and one
+    that names the others, without links. Raises ``RuntimeError`` if ranks end meanwhile.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     from offbeat.platform.tcp_store import launched_store
 
     store = launched_store(PATIENCE)
-    if missing := _call_roll(store, rank, size):
-        text = f"{missing} of {size} have not come in {PATIENCE.seconds} s"
-        fix = "look at their output, and at that of the launcher on their nodes"
-        return None if rank else ([*found, Finding("ranks", "error", text, fix)], [])
+    store.set(f"doctor/findings/{rank}", json.dumps([*map(asdict, found)]))
+    try:
+        missing = _missing(store, size)
+        if missing:
+            return _report(store, missing, size) if _is_first(rank, missing) else None
+    except RuntimeError:  # the host of the store has reported, and ended
+        return None
     links = _measure_all(store, rank, size)
-    own = {"findings": [*map(asdict, found)], "links": [*map(asdict, links)]}
-    store.set(f"doctor/found/{rank}", json.dumps(own))
+    store.set(f"doctor/links/{rank}", json.dumps([*map(asdict, links)]))
     if rank != 0:
         store.add("doctor/meet/end", 1)  # rank 0, which may be the host of the store, ends last
         return None
-    everything = [json.loads(_get(store, f"doctor/found/{r}")) for r in range(size)]
+    measured = [json.loads(_get(store, f"doctor/links/{r}")) for r in range(size)]
+    findings, _ = _report(store, [], size)
     _meet(store, "end", size)
-    findings = merge(
-        [[Finding(**f | {"ranks": ()}) for f in each["findings"]] for each in everything]
-    )
-    return findings, [Link(**link) for each in everything for link in each["links"]]
+    return findings, [Link(**link) for links in measured for link in links]
 
 
 def distances(size: int) -> list[int]:
@@ -90,24 +89,40 @@ def distances(size: int) -> list[int]:
     return [2**power for power in range((size - 1).bit_length())]
 
 
-def _call_roll(store: "Store", rank: int, size: int) -> list[int]:
+def _missing(store: "Store", size: int) -> list[int]:
     """Return the ranks that have not come in time."""
-    store.set(f"doctor/come/{rank}", "")
-    missing, end = list(range(size)), time.monotonic() + PATIENCE.total_seconds()
-    with suppress(RuntimeError):  # the host of the store has given up
-        while missing and time.monotonic() < end:
-            missing = [r for r in missing if not store.check([f"doctor/come/{r}"])]
-            time.sleep(0.01)
-    return missing
+    keys, end = [f"doctor/findings/{r}" for r in range(size)], time.monotonic() + PATIENCE.seconds
+    while not store.check(keys):  # at once: each rank asks for all
+        if time.monotonic() > end:
+            return [r for r in range(size) if not store.check([keys[r]])]
+        time.sleep(0.05)
+    return []
+
+
+def _is_first(rank: int, missing: Sequence[int]) -> bool:
+    return all(other in missing for other in range(rank))
+
+
+def _report(store: "Store", missing: Sequence[int], size: int) -> tuple[list[Finding], list[Link]]:
+    """Return the findings of the ranks that have come, and one on those that have not."""
+    found: list[list[Finding]] = [[] for _ in range(size)]
+    for rank in {*range(size)}.difference(missing):
+        said = json.loads(_get(store, f"doctor/findings/{rank}"))
+        found[rank] = [Finding(**each | {"ranks": ()}) for each in said]
+    if not missing:
+        return merge(found), []
+    text = f"ranks {[*missing]} of {size} did not reach the store within {PATIENCE.seconds} s"
+    fix = "read their output, and that of the launcher on their nodes"
+    return [*merge(found), Finding("ranks", "error", text, fix)], []
 
 
 def _measure_all(store: "Store", rank: int, size: int) -> list[Link]:
-    listener, where = None, ["", 0, ""]
+    listener = None
     try:
         listener = Listener(own_address())
-        where[:2] = listener.address
+        where = *listener.address, ""
     except OSError as error:  # a finding says so, and how to mend it
-        where[2] = f"an address that it lacks ({error})"
+        where = "", 0, f"an address: it has none ({error})"
     store.set(f"doctor/address/{rank}", json.dumps(where))
     found = []
     for distance in distances(size):

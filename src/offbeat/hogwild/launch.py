@@ -95,7 +95,12 @@ class _Crew:
     def look(self, seconds: float) -> None:
         """Wait up to ``seconds`` for results; replace killed workers, raise failures."""
         ready = connection.wait([channel for _, channel in self.running.values()], seconds)
-        ended = [n for n, (_, channel) in self.running.items() if channel in ready]
+        # Of a worker that was killed, the workers of its DataLoader keep the channel open.
+        ended = [
+            number
+            for number, (process, channel) in self.running.items()
+            if channel in ready or process.exitcode is not None
+        ]
         failures = [f for number in ended if (f := self._receive(number)) is not None]
         if failures:
             raise WorkerFailed("\n".join(failures))
@@ -118,7 +123,8 @@ class _Crew:
         process = context.Process(
             target=worker.main,
             args=(number, self.board, sender, self._fn, self._args),
-            name=f"hogwild-{number}",  # no daemon, which may not start the workers of a DataLoader
+            name=f"hogwild-{number}",
+            daemon=True,
         )
         try:
             process.start()
@@ -135,8 +141,10 @@ class _Crew:
         """Store a worker's result, or return how it failed; a killed worker may be replaced."""
         process, channel = self.running.pop(number)
         try:
+            if process.exitcode is not None and not channel.poll():
+                raise EOFError
             returned, value = pickle.loads(channel.recv_bytes())
-        except (EOFError, OSError):  # the latter within a result
+        except (EOFError, OSError):  # OSError: killed while it sent its result
             process.join()
             if self._replacements > 0:
                 self._replacements -= 1

@@ -6,7 +6,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, current_process, parent_process
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -61,6 +61,7 @@ def main(
     # Ctrl-C reaches every process of the terminal; the parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
+    current_process().daemon = False  # or it could not start the workers of a DataLoader
     torch.set_num_threads(1)  # the workers are the parallelism
     _Seat.number, _Seat.board = number, board.numpy()
     try:

@@ -150,7 +150,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
             self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
         return output
 
-    def show(self) -> None:
+    def show_average(self) -> None:
         """Show the average; ``ModelCheckpoint`` saves before :meth:`on_validation_end`."""
         self._shown.enter_context(consensus(self.replicas.each))
 
@@ -164,7 +164,7 @@ class OffbeatStrategy(ElasticDDPStrategy):
             super().barrier(*args, **kwargs)
 
     def on_train_end(self) -> None:
-        """Set all ranks to the average, also of what callbacks have put into the model at last."""
+        """Set all ranks to the average, including weights that callbacks have set at the end."""
         self.replicas.finish()
 
     def teardown(self) -> None:
@@ -230,10 +230,10 @@ class OffbeatStrategy(ElasticDDPStrategy):
 
 @final
 class _First(Callback):
-    """What a strategy does before the other callbacks, and undoes after them, as hooks call it.
+    """Runs hooks of the strategy before all callbacks; Lightning runs its own hooks last.
 
-    One that swaps other weights in during validation would otherwise take the average out with
-    them, and one that sets the last weights would do so before messages in flight are merged.
+    A callback that swaps in other weights for validation would otherwise swap the average out, and
+    messages in flight would be merged into weights that a callback sets at the end.
     """
 
     def __init__(self, strategy: OffbeatStrategy) -> None:
@@ -241,7 +241,7 @@ class _First(Callback):
 
     def on_validation_start(self, *_: Any) -> None:
         """Show the average."""
-        self.strategy.show()
+        self.strategy.show_average()
 
     def on_train_end(self, *_: Any) -> None:
         """Set all ranks to the average."""

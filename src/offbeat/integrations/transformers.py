@@ -65,8 +65,8 @@ def attach(
         )
     if trainer.args.ddp_broadcast_buffers is False:
         raise ValueError(
-            "ddp_broadcast_buffers=False configures a wrapper that the model does not get; pass "
-            "the algorithm offbeat.ddp(broadcast_buffers=False)"
+            "ddp_broadcast_buffers=False configures a wrapper that the model does not get; remove "
+            "it, and under the algorithm ddp pass offbeat.ddp(broadcast_buffers=False)"
         )
     return OffbeatCallback(trainer, chosen, mesh, StorePlace() if elastic else None)
 
@@ -215,7 +215,7 @@ class OffbeatCallback(TrainerCallback):
         return loss
 
     def _evaluate(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate what a schedule-free optimizer evaluates, as Trainer does, but its average."""
+        """Switch a schedule-free optimizer first, as Trainer would on the average."""
         optimizer = self.trainer.optimizer
         if self.replicas.each and callable(switch := getattr(optimizer, "eval", None)):
             switch()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def require_whole_models(accelerator: "Accelerator") -> None:
-    """Raise ``ValueError`` if the accelerator divides a model, or configures a wrapper of it."""
+    """Raise ``ValueError`` if models are divided, or for options of DDP that they do not get."""
     kind = accelerator.distributed_type.value
     if not kind.startswith(("NO", "MULTI_")):
         raise ValueError(
@@ -20,10 +20,11 @@ def require_whole_models(accelerator: "Accelerator") -> None:
             "configure plain data parallelism (MULTI_GPU or MULTI_CPU), or start with torchrun"
         )
     wrapper = accelerator.ddp_handler
-    if wrapper is not None and not (wrapper.broadcast_buffers and wrapper.comm_hook.value == "no"):
+    hook = getattr(getattr(wrapper, "comm_hook", None), "value", "no")  # since Accelerate 0.30
+    if wrapper is not None and not (wrapper.broadcast_buffers and hook == "no"):
         raise ValueError(
             "DistributedDataParallelKwargs with broadcast_buffers=False or a comm_hook configures "
-            "a wrapper that the model does not get; pass the algorithm "
+            "a wrapper that the model does not get; remove them, and under the algorithm ddp pass "
             "offbeat.ddp(broadcast_buffers=False), or offbeat.ddp(wire='bf16') to compress"
         )
 

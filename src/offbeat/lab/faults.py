@@ -172,8 +172,8 @@ class Kill(Fault):
             control.kill(self.rank)
 
 
-def require_apart(faults: Sequence[Fault]) -> None:
-    """Raise ValueError for two faults of one node at a time: the end of one would end both."""
+def require_no_overlap(faults: Sequence[Fault]) -> None:
+    """Raise ValueError for overlapping faults of one node: the end of one would end both."""
     cuts = sorted((f for f in faults if isinstance(f, Cut)), key=lambda cut: (cut.node, cut.start))
     for one, other in pairwise(cuts):
         if one.node == other.node and other.start <= one.end:

@@ -1,8 +1,8 @@
 """Removal of the processes and namespaces that a lab has left, at its end or by the next lab.
 
-The key of a lab holds the id of its process, the start time of that since ids are reused, and the
-namespace of ids, such as a container's. The names of its network namespaces and the environment of
-its processes contain the key.
+The key of a lab holds the id of its process, the start time of that since ids are reused, and its
+PID namespace, such as a container's: what has been left in another one is left alone. The names of
+its network namespaces and the environment of its processes contain the key.
 """
 
 import contextlib
@@ -69,12 +69,15 @@ def _kill_all(processes: Iterable[int]) -> None:
 
 def _is_alive(owner: str) -> bool:
     pid, start, _, namespace = owner.split("-")
-    # Of another namespace than ours the id says nothing here.
+    # An id of another namespace cannot be looked up here.
     return int(namespace) != _namespace() or _start_of(int(pid)) == int(start)
 
 
 def _namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # a kernel without them
+        return 0
 
 
 def _start_of(pid: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, final
 
 from offbeat.lab import launch, leftovers
 from offbeat.lab.cluster import Cluster
-from offbeat.lab.faults import Cut, Fault, Kill, RunControl, injected, require_apart
+from offbeat.lab.faults import Cut, Fault, Kill, RunControl, injected, require_no_overlap
 from offbeat.lab.launch import Entry
 from offbeat.lab.network.delaying import Usage
 from offbeat.lab.network.links import Links
@@ -77,7 +77,7 @@ class Runner(ABC):
     ) -> None:
         """Raise the ValueError that :meth:`run` would, without running or creating anything."""
         launch.require_executable(command, {**os.environ, **(env or {})})
-        require_apart(faults)
+        require_no_overlap(faults)
         for each in faults:
             each.validate(self.cluster)
             if isinstance(each, Cut) and not self.has_links:

@@ -43,9 +43,10 @@ class Consensus:
             self.hide()  # a first try has failed after its end
         self._replaced = self._held | self.model.buffers
         self.own = {name: tensor.detach().clone() for name, tensor in self._replaced.items()}
-        groups = (g for each in self._members.filler.optimizers for g in each.param_groups)
-        # Where a schedule-free optimizer notes which of its two sequences the parameters hold.
-        self._modes = [(group, group["train_mode"]) for group in groups if "train_mode" in group]
+        optimizers = self._members.filler.optimizers
+        places = [place for o in optimizers for place in (vars(o), *o.param_groups)]
+        # Where schedule-free optimizers note which of their two sequences the parameters hold.
+        self._modes = [(place, place["train_mode"]) for place in places if "train_mode" in place]
         try:
             self.reach("consensus", steps)
         except BaseException:
@@ -56,8 +57,8 @@ class Consensus:
         """Write the own values back."""
         self.model.reshard()
         pack(self._replaced.values(), self.own.values())
-        for group, mode in self._modes:
-            group["train_mode"] = mode
+        for place, mode in self._modes:
+            place["train_mode"] = mode
         self._replaced, self.own, self._modes = {}, {}, []
 
     def reach(

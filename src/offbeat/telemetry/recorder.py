@@ -48,7 +48,7 @@ class Recorder:
         self.last: dict[str, float] = {}
         self.computed = 0.0, 0.0  # seconds of forward and of backward in the last step
         self._before, self._sent = meter.totals(), dict(meter.bytes_sent)
-        self._time, self._choosing = time.perf_counter(), 0.0
+        self._time, self._choosing, self._has_finished = time.perf_counter(), 0.0, False
 
     def backward(self, first: float, last: float) -> None:
         """Record the times of the first and the last gradient of a backward, in perf_counter().
@@ -67,7 +67,7 @@ class Recorder:
 
         ``is_rest``: the rank has computed nothing in it, so it has the weight 0.
         """
-        now, totals = time.perf_counter(), self.meter.totals()
+        now, ended, totals = time.perf_counter(), time.time(), self.meter.totals()
         self.last = {key: totals[key] - self._before[key] for key in totals}
         self.last |= {"seconds": now - self._time, "staleness": staleness}
         if self._write is not None:
@@ -84,9 +84,9 @@ class Recorder:
             more |= {"choosing": self._choosing} if self._choosing else {}
             if self._gradients is not None:
                 more |= self._gradients.take(since=self._time)
-            self._record("step", **self.last, **more)
+            self._record("step", time=ended, **self.last, **more)
             self.loss = None
-        self._choosing = 0.0
+        self._choosing, self._has_finished = 0.0, False
         self.restart()
 
     def restart(self) -> None:
@@ -96,8 +96,8 @@ class Recorder:
         if self.meter.spans is not None:
             self.meter.spans = []
 
-    def resume(self) -> None:
-        """Start the next step now, to whose record belongs the time since: of choosing methods."""
+    def count_choice(self) -> None:
+        """Add the time since the last step to ``choosing`` of the next one, which starts now."""
         self._choosing += time.perf_counter() - self._time
         self.restart()
 
@@ -122,18 +122,22 @@ class Recorder:
             self._record(kind, loss=float(loss))
 
     def finished(self, distance: dict[str, float]) -> None:
-        """Record the distance of the replicas from their average, just before ``finish()``."""
-        self._record("finish", consensus_distance=distance)
+        """Record the distance of the replicas from their average, before the first ``finish()``."""
+        if not self._has_finished:
+            self._record("finish", consensus_distance=distance)
+        self._has_finished = True
 
     def switched(self, **algorithm: str) -> None:
-        """Record that another algorithm goes on."""
+        """Record that another algorithm goes on; that was a choice, if one was made just before."""
         self._record("switched", **algorithm)
-        self.resume()
+        if self._choosing:
+            self.count_choice()
+        self.restart()
 
     def decided(self, decision: Stats) -> None:
         """Record how a run has chosen its algorithm, and by which figures."""
         self._record("decided", **decision)
-        self.resume()
+        self.count_choice()
 
     def close(self) -> None:
         """Close the recording; further events are not recorded."""

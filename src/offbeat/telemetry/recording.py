@@ -40,7 +40,7 @@ class Step:
         return cls(**held)
 
     def including(self, other: "Step") -> "Step":
-        """Return this step with bytes, stalls and spans of another replica's, and a loss of one."""
+        """Add bytes, stalls and spans of another replica's step, and its loss if this has none."""
         axes = {*self.bytes_sent, *other.bytes_sent}
         sent = {a: self.bytes_sent.get(a, 0) + other.bytes_sent.get(a, 0) for a in axes}
         later = (other.time - other.seconds) - (self.time - self.seconds)
@@ -50,7 +50,6 @@ class Step:
             self,
             loss=reports.loss,
             weight=reports.weight,
-            choosing=self.choosing + other.choosing,
             bytes_sent=sent,
             seconds_stalled=self.seconds_stalled + other.seconds_stalled,
             spans=(*self.spans, *moved),
@@ -110,9 +109,9 @@ class Recording:
                 self.distance = line["consensus_distance"]["mean"]
 
     def _add(self, step: Step) -> None:
-        """Add a step; that of another replica than the last one's belongs to the last step.
+        """Add a step, or merge it into the last one, which is another replica's.
 
-        Unless it began later: then the other replica has ended.
+        If it began after the end of that step, then the replica of the last step has ended.
         """
         last = self.steps[-1] if self.steps else step
         if step.replica == last.replica or step.time - step.seconds >= last.time:

@@ -15,10 +15,10 @@ Handed = tuple[Tensor, int, int]
 class HandedGradients:
     """The gradients that the last exchange put into ``.grad`` and nobody has used or discarded.
 
-    A gradient is used when an optimizer that holds its parameter steps, or, where none that is
-    known does, when the parameter is changed in place. It is discarded when ``.grad`` was cleared,
-    replaced or changed in place without that. While no use was ever seen, ``step()`` says that all
-    are used.
+    A gradient is used when an optimizer that holds its parameter steps. If no known optimizer holds
+    the parameter, any change of it in place counts as use. A gradient is discarded when ``.grad``
+    was cleared, replaced or changed in place without use. While no use was ever seen, ``step()``
+    says that all are used.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizers: Collection[Optimizer]) -> None:
@@ -27,9 +27,9 @@ class HandedGradients:
         self.has_stepped = False  # whether step() was called since they were handed out
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._optimized: set[str] = set()  # since the gradients were handed out
-        self._ever_optimized: set[str] = set()
+        self._held_by_known: set[str] = set()
         for optimizer in optimizers:
-            self._ever_optimized |= self._held_by(optimizer)
+            self._held_by_known |= self._held_by(optimizer)
         self._use_was_seen = bool(optimizers)
 
     def record(self) -> None:
@@ -47,7 +47,7 @@ class HandedGradients:
         # Hooks of other replicas in this process run in other threads.
         if names := self._held_by(optimizer):
             self._optimized |= names
-            self._ever_optimized |= names
+            self._held_by_known |= names
 
     def _held_by(self, optimizer: Optimizer) -> set[str]:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -85,9 +85,9 @@ class HandedGradients:
         return is_used, self._is_intact(name, handed, accumulated)
 
     def _is_used(self, name: str, handed: Handed) -> bool:
-        # Other writes count only of a parameter that no optimizer has ever stepped: averages of
-        # weights are swapped in for an evaluation, and our own exchanges write after step().
-        if self.has_stepped or name in self._ever_optimized:
+        # Other writes count only of a parameter that no known optimizer holds: averages of weights
+        # are swapped in for an evaluation, and our own exchanges write after step().
+        if self.has_stepped or name in self._held_by_known:
             return name in self._optimized
         _, _, count = handed
         return name in self._optimized or version(self.parameters[name]) != count

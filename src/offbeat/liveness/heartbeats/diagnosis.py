@@ -1,11 +1,12 @@
 """Evaluation of heartbeats: whether a rank is at fault, and the resulting error."""
 
 import os
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from offbeat.liveness.failure import SAME, PeerLost, Phase
-from offbeat.liveness.heartbeats.ring import Sign
+from offbeat.liveness.heartbeats.ring import Patience, Sign
 
 
 class Wait(NamedTuple):
@@ -17,7 +18,7 @@ class Wait(NamedTuple):
         members: the ranks that the exchange of a backward joins; used in the verb "backward" only.
         is_late: whether it has lasted for long.
         has_met_another: whether its gradients have met those of another step.
-        is_overdue: whether no loss can explain any more that others have gone on.
+        is_overdue: whether it is an error that another rank is in a later call.
     """
 
     rank: int
@@ -26,6 +27,26 @@ class Wait(NamedTuple):
     is_late: bool = False
     has_met_another: bool = False
     is_overdue: bool = False
+
+
+class Ahead:
+    """For how long others have been in later calls than this rank, in a run that survives losses.
+
+    They may have committed a call in which one is lost: this rank finds that loss first.
+    """
+
+    def __init__(self) -> None:
+        self._call, self._since = -1, 0.0
+
+    def excuse(self, wait: Wait, calls: int, signs: Sequence[Sign], patience: Patience) -> Wait:
+        """Return the wait, overdue only long after others were first seen past call ``calls``."""
+        if not any(sign.phase.calls > calls for sign in signs):
+            self._call = -1
+            return wait._replace(is_overdue=False)
+        if self._call != calls:
+            self._call, self._since = calls, time.monotonic()
+        lasts = time.monotonic() - self._since > 3 * patience.normal * patience.stretch
+        return wait._replace(is_overdue=wait.is_overdue and lasts)
 
 
 def find_fault(sign: Sign, wait: Wait) -> Exception | None:
@@ -92,7 +113,7 @@ def _disagreement(sign: Sign, rank: int, phase: Phase, is_overdue: bool) -> Exce
     if phase.verb not in ("", "step", "switching") and calls > phase.calls and is_overdue:
         # No rank can complete a call of the whole world without this one: it made another call.
         # But for those that are transactions, as all are in an elastic run: this rank may find its
-        # call to be committed after a loss, which it then knows of long before it is overdue.
+        # call to be committed after a loss, which it would know of by now.
         return ValueError(
             f"rank {sign.rank} has gone on to call {calls}, but rank {rank} is in {phase}; {SAME}"
         )

@@ -25,6 +25,7 @@ from offbeat.liveness.heartbeats.beacon import Place
 from offbeat.liveness.heartbeats.beat import BeatWriter
 from offbeat.liveness.heartbeats.calls import Calls
 from offbeat.liveness.heartbeats.diagnosis import (
+    Ahead,
     Wait,
     comes_to_front,
     different_steps,
@@ -88,6 +89,7 @@ class Heartbeat(Calls):
         self._failure: Failure | None = None
         self._has_met_another = self._has_kernels = False
         self._agreed: Exception | None = None
+        self._ahead = Ahead()
         self.hear_request: HearRequest | None = None  # at every look; None if a loss ends the run
         self.expects = False  # whether a lost rank may come back, and is to be let in soon
         self._process, self._started, self._is_leaving = os.getpid(), time.monotonic(), Event()
@@ -119,8 +121,7 @@ class Heartbeat(Calls):
     @property
     def is_waiting(self) -> bool:
         """Whether this rank has waited for some time, in the training thread."""
-        since = self._waiting_since
-        return since is not None and time.monotonic() - since > BEAT
+        return time.monotonic() - (self._waiting_since or float("inf")) > BEAT
 
     def raise_agreed_error(self) -> None:
         """Raise the agreed error, if there is one."""
@@ -278,9 +279,8 @@ class Heartbeat(Calls):
             (self._attending_since, None, BEAT / LOOKS, SILENT_AFTER),
         ):
             if since is not None and now - since > least:
-                waited, ends = (now - since) / self._ticker.stretch, self.hear_request is None
-                overdue = waited > (patience if ends else 3 * SILENT_AFTER)  # it survives losses
-                return Wait(self.rank, calling, self._members, waited > patience, is_met, overdue)
+                late = now - since > patience * self._ticker.stretch
+                return Wait(self.rank, calling, self._members, late, is_met, late)
         return Wait(self.rank, phase, self._members, False, True) if is_met else None
 
     def _judge(self) -> None:
@@ -290,6 +290,7 @@ class Heartbeat(Calls):
         status, signs = self._ring.look(self._members if is_joined else (), self._patience)
         if self.hear_request is not None:
             self.hear_request(status.request)
+            wait = wait and self._ahead.excuse(wait, self.phase.calls, signs, self._patience)
         if self.hear_request is not None or self._has_kernels:
             wait = wait or Wait(self.rank, None, self._members)  # its next step finds a loss
         if wait is not None:
@@ -319,9 +320,8 @@ class Heartbeat(Calls):
 
     def _crossed(self, sign: Sign, wait: Wait) -> Exception | None:
         """Return the error, also of the other replica, if its rank and ours wait crosswise."""
-        if wait.phase is None or not wait.is_late:
-            return None
-        return crossed_waits.report_crossed(self, sign.rank, sign.phase, sign.elsewhere)
+        given = self, sign.rank, sign.phase, sign.elsewhere
+        return crossed_waits.report_crossed(*given) if wait.phase and wait.is_late else None
 
     def _fail(self, timeout: float | None) -> None:
         """Tell all ranks, by the thread, that an exchange has failed: they lose patience sooner."""

@@ -167,8 +167,8 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     ``ddp.register_comm_hook(LagsState(ddp), lags_hook)``. Buckets may be rebuilt: no state is
     kept by bucket. A gradient that is not finite reaches all ranks, and all then keep their former
     residuals. Gradients must be zeroed between backwards that synchronize. A gradient that is
-    discarded stays in the residual: use ``no_sync()`` in its backward. Of a layer whose gradient
-    is zero, a rank sends nothing.
+    discarded stays in the residual: use ``no_sync()`` in its backward. For a layer whose
+    gradient is zero, a rank sends zeros and keeps its residual.
 
     Bytes sent per step: those of :class:`offbeat.methods.TopK`, with 8 for each bucket as flags.
 
@@ -233,7 +233,7 @@ def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, 
         return acc[chosen].mul_(scale.to_grad), chosen
     values = extract(acc, chosen)
     # Where no rank has used the parameter, DDP drops what arrives: one without a gradient, which
-    # is zero here, sends nothing and keeps its residual.
-    sent = torch.where(grad.any(), values, 0.0)
-    acc.index_copy_(0, chosen, values - sent)
-    return sent.mul_(scale.to_grad), chosen
+    # is zero here, sends zeros and keeps its residual.
+    is_used = grad.any()
+    acc.index_copy_(0, chosen, torch.where(is_used, 0.0, values))
+    return torch.where(is_used, values, 0.0).mul_(scale.to_grad), chosen

@@ -45,7 +45,7 @@ def slots_of(algorithm: Algorithm, profile: Profile, fabric: Fabric) -> Slots:
     if algorithm.then is not None:
         raise ValueError("a schedule has steps of several lengths; list its algorithms instead")
     if algorithm.auto is not None:
-        raise ValueError("auto() chooses as it runs; list the algorithms that it chooses among")
+        raise ValueError("auto() chooses during training; list its candidates instead")
     gradients, parameters = algorithm.gradients, algorithm.parameters
     backward, step = None, None
     if gradients is not None and fabric.size(gradients.over) > 1:

@@ -56,10 +56,9 @@ class Autopilot:
     def require_candidates(self) -> None:
         """Raise ``ValueError`` for candidates that cannot be run."""
         for candidate in self.candidates:
-            fault = switch_fault(self._members, candidate)
-            if candidate.then is not None:
-                fault = "it is a schedule, whose time cannot be predicted; list its algorithms"
-            if fault is not None:
+            schedule = "the time of a schedule cannot be predicted; list its algorithms"
+            is_one = candidate.then is not None
+            if fault := schedule if is_one else switch_fault(self._members, candidate):
                 raise ValueError(f"auto() cannot choose {candidate}: {fault}")
 
     def is_due(self, steps: int) -> bool:

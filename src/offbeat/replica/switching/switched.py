@@ -100,7 +100,7 @@ class Switched(Participation):
         """Compare how long the ranks wait with before; all ranks call."""
         waits = self._autopilot.waits
         said = self.gather(json.dumps(waits.said()))
-        self._recorder.resume()  # it is no wait of the next step
+        self._recorder.count_choice()  # it is no wait of the next step
         return waits.have_changed([json.loads(each) for each in said], self.steps)
 
     def _choose(self) -> Algorithm:
