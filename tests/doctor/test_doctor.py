@@ -89,7 +89,7 @@ def test_a_rank_without_an_address_is_diagnosed() -> None:
     (_, measured), nothing = reports(2, {}, {"GLOO_SOCKET_IFNAME": "eth9"})
     assert nothing is None
     there, back = measured
-    assert there.error == ("an address: it has none (GLOO_SOCKET_IFNAME=eth9 has no IPv4 address)")
+    assert there.error == "an address: it has none (GLOO_SOCKET_IFNAME=eth9 has no IPv4 address)"
     assert back.error == ""
     assert back.mbit > 0
 

@@ -39,10 +39,10 @@ class Trained:
 def two() -> Trained:
     """Two workers, of which one was killed and replaced; once, since starting takes long."""
     model, optimizer = problem(2)
-    start, deaths = scripts.distance(model).item(), torch.zeros(1)
+    start, lives = scripts.distance(model).item(), torch.zeros(1)
     _, few = problem(1)
-    said = launch(scripts.train_and_err, 2, args=(deaths, model, optimizer, few), replacements=1)
-    assert deaths.item() == 1
+    said = launch(scripts.train_and_err, 2, args=(lives, model, optimizer, few), replacements=1)
+    assert lives.item() == 2
     return Trained(start, model, optimizer, few, said)
 
 

@@ -225,6 +225,23 @@ def test_a_recording_has_what_a_choice_took(
         assert took == autopilot.FIRST * [False] + [True, False]
 
 
+def test_a_switch_that_nobody_chose_belongs_to_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the script did since the last step does not, either."""
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+
+    def work(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        replica.switch(offbeat.local_sgd(every=2))
+        loss(replica.model, world.rank, 0).backward()
+        replica.step()
+        replica.detach()
+
+    ThreadWorld(2).run(work)
+    assert [[s.choosing for s in recording.steps] for recording in read_run(tmp_path)] == [[0], [0]]
+
+
 def test_decides_as_often_as_costs_a_share_of_the_run(
     link: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

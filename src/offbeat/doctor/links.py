@@ -51,29 +51,27 @@ def store_fault() -> Finding | None:
 
 
 def examine(found: Sequence[Finding]) -> tuple[list[Finding], list[Link]] | None:
-    """Measure all links, and return them with the findings of all ranks; None but on rank 0.
+    """Measure all links, and return them with the findings of all ranks.
 
-    All ranks call. If some do not, the first of those that do returns the findings of these and one
-    that names the others, without links. Raises ``RuntimeError`` if ranks end meanwhile.
+    All ranks call; rank 0 returns them, the others None. If ranks do not come, the first of those
+    that do returns what these have found, and a finding that names the others, without links.
+    Raises ``RuntimeError`` if ranks end meanwhile.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     from offbeat.platform.tcp_store import launched_store
 
     store = launched_store(PATIENCE)
     store.set(f"doctor/findings/{rank}", json.dumps([*map(asdict, found)]))
-    try:
-        missing = _missing(store, size)
-        if missing:
-            return _report(store, missing, size) if _is_first(rank, missing) else None
-    except RuntimeError:  # the host of the store has reported, and ended
-        return None
+    if missing := _missing(store, size):
+        is_first = {*range(rank)}.issubset(missing)
+        return (_findings(store, missing, size), []) if is_first else None
     links = _measure_all(store, rank, size)
     store.set(f"doctor/links/{rank}", json.dumps([*map(asdict, links)]))
     if rank != 0:
         store.add("doctor/meet/end", 1)  # rank 0, which may be the host of the store, ends last
         return None
     measured = [json.loads(_get(store, f"doctor/links/{r}")) for r in range(size)]
-    findings, _ = _report(store, [], size)
+    findings = _findings(store, [], size)
     _meet(store, "end", size)
     return findings, [Link(**link) for links in measured for link in links]
 
@@ -92,28 +90,27 @@ def distances(size: int) -> list[int]:
 def _missing(store: "Store", size: int) -> list[int]:
     """Return the ranks that have not come in time."""
     keys, end = [f"doctor/findings/{r}" for r in range(size)], time.monotonic() + PATIENCE.seconds
-    while not store.check(keys):  # at once: each rank asks for all
-        if time.monotonic() > end:
-            return [r for r in range(size) if not store.check([keys[r]])]
-        time.sleep(0.05)
+    try:
+        while not store.check(keys):  # at once: each rank asks for all
+            if time.monotonic() > end:
+                return [r for r in range(size) if not store.check([keys[r]])]
+            time.sleep(0.05)
+    except RuntimeError:
+        raise RuntimeError("rank 0, the host of the store, has ended; see its output") from None
     return []
 
 
-def _is_first(rank: int, missing: Sequence[int]) -> bool:
-    return all(other in missing for other in range(rank))
-
-
-def _report(store: "Store", missing: Sequence[int], size: int) -> tuple[list[Finding], list[Link]]:
+def _findings(store: "Store", missing: Sequence[int], size: int) -> list[Finding]:
     """Return the findings of the ranks that have come, and one on those that have not."""
     found: list[list[Finding]] = [[] for _ in range(size)]
     for rank in {*range(size)}.difference(missing):
         said = json.loads(_get(store, f"doctor/findings/{rank}"))
         found[rank] = [Finding(**each | {"ranks": ()}) for each in said]
     if not missing:
-        return merge(found), []
+        return merge(found)
     text = f"ranks {[*missing]} of {size} did not reach the store within {PATIENCE.seconds} s"
     fix = "read their output, and that of the launcher on their nodes"
-    return [*merge(found), Finding("ranks", "error", text, fix)], []
+    return [*merge(found), Finding("ranks", "error", text, fix)]
 
 
 def _measure_all(store: "Store", rank: int, size: int) -> list[Link]:

@@ -132,7 +132,8 @@ class Recorder:
         self._record("switched", **algorithm)
         if self._choosing:
             self.count_choice()
-        self.restart()
+        else:
+            self.restart()
 
     def decided(self, decision: Stats) -> None:
         """Record how a run has chosen its algorithm, and by which figures."""

@@ -45,7 +45,7 @@ class Step:
         sent = {a: self.bytes_sent.get(a, 0) + other.bytes_sent.get(a, 0) for a in axes}
         later = (other.time - other.seconds) - (self.time - self.seconds)
         moved = ((kind, start + later, end + later) for kind, start, end in other.spans)
-        reports = self if self.loss is not None else other
+        reports = other if self.loss is None and other.loss is not None else self
         return replace(
             self,
             loss=reports.loss,
