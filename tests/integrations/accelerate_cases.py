@@ -252,6 +252,14 @@ def errors() -> dict[str, Any]:
     from_environment = str(replica.algorithm)
     del os.environ["OFFBEAT_ALGORITHM"]
     unset = error(lambda: prepare(accelerator, other, other_optimizer))
+
+    def fill(*_: object) -> None:
+        if RANK == 0:
+            raise OSError("no space left")
+
+    hook = accelerator.register_save_state_pre_hook(fill)
+    unwritten = error(lambda: accelerator.save_state(FOLDER / "unwritten"))
+    hook.remove()
     accelerator.register_for_checkpointing(replica)
     registered = error(lambda: accelerator.save_state(FOLDER / "registered"))
     replica.detach()
@@ -275,6 +283,7 @@ def errors() -> dict[str, Any]:
         "wrapped": wrapped,
         "from_environment": from_environment,
         "unset": unset,
+        "unwritten": unwritten,
         "registered": registered,
         "loaded": loaded,
         "lost": lost,

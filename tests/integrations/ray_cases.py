@@ -39,20 +39,27 @@ class Run:
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         replica = offbeat.replicate(self.model, offbeat.sgp(overlap=1))
         self.replica, self.optimizer, self.schedule = replica, optimizer, schedule
+        # Its ranks are equal, so that a rank saves no model of its own.
+        self.critic = offbeat.replicate(nn.Linear(4, 1), offbeat.ddp())
+        self.judge = torch.optim.SGD(self.critic.model.parameters(), lr=0.05)
         self.parts = {"replica": replica, "optimizer": optimizer, "schedule": schedule}
+        self.parts |= {"critic": self.critic, "judge": self.judge}
 
     def step(self) -> None:
         random = torch.Generator().manual_seed(1000 * self.rank + self.replica.steps)
-        self.model(torch.rand(8, 4, generator=random)).square().mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        data = torch.rand(8, 4, generator=random)
+        for replica, optimizer in ((self.replica, self.optimizer), (self.critic, self.judge)):
+            replica.model(data).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
         self.schedule.step()
-        self.replica.step()
 
     def state(self) -> list[Tensor]:
         """All that this rank has of its own: parameters, buffers and the optimizer's moments."""
         moments = self.optimizer.state_dict()["state"].values()
         own = [*self.model.state_dict().values(), *(t for m in moments for t in m.values())]
+        own += self.critic.model.state_dict().values()
         return [tensor.clone() for tensor in own]
 
 
@@ -73,6 +80,7 @@ def train(folder: Path) -> None:
     run.replica.finish()
     finished = run.state()
     run.replica.detach()
+    run.critic.detach()
 
     run = Run()
     seen, average = {}, []
@@ -96,6 +104,7 @@ def train(folder: Path) -> None:
         folder / f"rank{run.rank}.pt",
     )
     run.replica.detach()
+    run.critic.detach()
 
 
 def kept() -> dict[int, Any]:

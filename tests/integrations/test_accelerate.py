@@ -92,6 +92,7 @@ def test_the_newest_checkpoint_is_one_of_all_ranks(cases: Cases) -> None:
         ("sharded", "configured for FSDP, and offbeat exchanges whole models"),
         ("wrapped", "offbeat.ddp(broadcast_buffers=False)"),
         ("unset", "OFFBEAT_ALGORITHM"),
+        ("unwritten", "rank 0: cannot write the checkpoint: no space left"),
         ("registered", "remove register_for_checkpointing(replica)"),
         ("loaded", "every rank saves and loads its own"),
         ("lost", "rank 1's file is missing"),

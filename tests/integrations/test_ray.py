@@ -67,6 +67,7 @@ def test_the_run_equals_an_uninterrupted_one_bit_for_bit(run: dict[str, Any]) ->
 def test_a_checkpoint_holds_the_parts_of_all_workers_and_the_average(run: dict[str, Any]) -> None:
     assert run["reports"] == [8, 12]  # the example keeps two
     assert run["files"] == [
+        "model-critic.pt",
         "model.pt",
         "offbeat-save1-rank0-of-2.pt",
         "offbeat-save1-rank1-of-2.pt",

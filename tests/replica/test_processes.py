@@ -82,7 +82,9 @@ def test_a_script_that_never_detaches_ends(tmp_path: Path) -> None:
     So these are interpreters of their own, started by the command torchrun itself.
     """
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.split("replica.finish()")[0] + "dist.barrier()\nprint(losses)\n")
+    # In one piece: the other's line could lie between a text and the end of its line.
+    said = 'dist.barrier()\nprint(f"{losses}\\n", end="")\n'
+    script.write_text(SCRIPT.split("replica.finish()")[0] + said)
     found = [json.loads(line) for line in torchrun(2, script, "ad_psgd").splitlines()]
     assert len(found) == 2
     assert all(sum(losses[-5:]) < 0.5 * sum(losses[:5]) for losses in found)

@@ -1,12 +1,17 @@
 """The page with the status in a real browser, and its JSON."""
 
+import io
 import json
+import socket
+import struct
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from browser import PROGRAM, SCREENSHOTS, TOO_WIDE, Browser
 from offbeat.store.page import served
@@ -40,6 +45,27 @@ def test_json() -> None:
             read(port, "/else")
         with pytest.raises(ValueError, match=f"--page {port}"), served(port, lambda: STATUS):
             pass
+
+
+def test_the_table_shows_names_as_they_are() -> None:
+    member = Member(0, "rack[/a]", 1, "trains", 0.2)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(replace(STATUS, members=[member]).table("[fe80::1]:29500"))
+    text = console.export_text()
+    assert "rack[/a]" in text
+    assert "store [fe80::1]:29500" in text
+
+
+def test_a_browser_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    page = "x" * 10**7
+    with served(0, lambda: replace(STATUS, name=page)) as port:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.send(b"GET /status.json HTTP/1.0\r\n\r\n")
+                client.recv(1)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert read(port, "/")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.processes

@@ -24,6 +24,7 @@ from offbeat.replica.replica import Replica
 from offbeat.replica.replicate import replicate
 from offbeat.replica.saving.per_rank import (
     Stateful,
+    alike,
     load_save,
     loads_nothing,
     save_per_rank,
@@ -182,7 +183,9 @@ class _Checkpoints:
             return self._save(*args, **kwargs)
         with consensus(self.replicas):
             write = partial(self._save, *args, **kwargs)
-            saved = written(self.replicas[0], lambda: self.accelerator.is_main_process, write)
+            first = self.replicas[0]
+            with alike(first, "cannot write the checkpoint"):
+                saved = written(first, lambda: self.accelerator.is_main_process, write)
             save_per_rank(self._folder, **self._parts())
         return saved
 

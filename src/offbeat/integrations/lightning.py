@@ -196,9 +196,12 @@ class OffbeatStrategy(ElasticDDPStrategy):
 
     def remove_checkpoint(self, filepath: Path) -> None:
         """Remove the checkpoint and what lies beside it."""
+        is_link = os.path.islink(filepath)  # "last.ckpt" to a checkpoint that is kept
         super().remove_checkpoint(filepath)
         files, root = fsspec.core.url_to_fs(_folder(filepath))
-        if self.local_rank == 0:  # nodes may have file systems of their own, or share one
+        if (
+            self.local_rank == 0 and not is_link
+        ):  # nodes may have file systems of their own, or share one
             with suppress(FileNotFoundError):
                 files.rm(root, recursive=True)
 

@@ -90,7 +90,8 @@ class Participation:
         ``stateful.state_dict()`` has returned on its donor: numbers, text, tensors, and lists,
         tuples and dicts of these; if that raises, the rank that joins does. No communication.
 
-        ``is_saved``: the state is part of :meth:`~Replica.state_dict`, as JSON, and loaded with it.
+        ``is_saved``: the state, without tensors, is part of :meth:`~Replica.state_dict`, and loaded
+        with it.
         """
         self._members.register(name, stateful, is_saved)
 

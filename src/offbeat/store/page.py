@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -40,8 +40,9 @@ def served(port: int, status: Callable[[], Status]) -> Iterator[int]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # of a browser that has gone
+                self.end_headers()
+                self.wfile.write(body)
 
     try:
         server = ThreadingHTTPServer(("", port), Handler)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, final
 
+from rich.markup import escape
 from rich.table import Table
 
 from offbeat.kit import quantity
@@ -76,10 +77,10 @@ class Status:
         out_of = "" if self.workers is None else f" of {self.workers}"
         caption = f"waiting for a run: {self.waiting}{out_of}" if self.waiting else None
         rows = [
-            [m.node, "?" if m.rank is None else str(m.rank), str(m.step), m.state]
+            [escape(m.node), "?" if m.rank is None else str(m.rank), str(m.step), m.state]
             for m in self.members
         ]
-        title = f"store {address}  {self.line}"
+        title = escape(f"store {address}  {self.line}")  # "[fe80::1]" would be a style
         return figures(title, ("rank", "step", "state"), rows, caption)
 
 

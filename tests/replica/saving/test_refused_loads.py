@@ -1,6 +1,7 @@
 """A load that is refused on one rank changes nothing on any."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import MultiStepLR, StepLR
 
 import offbeat
 from offbeat.testing import ThreadWorld
@@ -160,6 +161,35 @@ class Picky:
             raise KeyError("a state of another version")
 
 
+def test_a_registered_state_is_loaded_as_it_was() -> None:
+    """``MultiStepLR`` has whole numbers as keys, which plain JSON makes text."""
+
+    def work(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        schedules = [MultiStepLR(SGD(replica.model.parameters(), 0.1), [3, 6]) for _ in range(2)]
+        replica.register("schedule", schedules[0], is_saved=True)
+        state, texts = schedules[0].state_dict(), replica.state_dict()["rank0"]["registered"]
+        replica.register("schedule", schedules[1], is_saved=True)
+        schedules[1].milestones.clear()
+        saved = replica.state_dict()
+        saved["rank0"]["registered"] = texts
+        del saved["rank0"]["checksum"]
+        replica.check_state_dict(saved)
+        assert not schedules[1].milestones, "a check loads nothing"
+        replica.load_state_dict(saved)
+        assert schedules[1].state_dict() == state
+        # An older one is plain JSON.
+        saved["rank0"]["registered"] = {"schedule": json.dumps({"last_epoch": 7})}
+        replica.load_state_dict(saved)
+        assert schedules[1].last_epoch == 7
+        replica.register("weights", replica.model, is_saved=True)
+        with pytest.raises(ValueError, match="registered 'weights': it holds tensors"):
+            replica.state_dict()
+        replica.detach()
+
+    ThreadWorld(1).run(work)
+
+
 def test_a_registered_state_that_one_rank_refuses_is_loaded_by_none() -> None:
     def work(world: World) -> str:
         replica = offbeat.replicate(Quadratic(), offbeat.sgp(), mesh=world)
@@ -168,8 +198,9 @@ def test_a_registered_state_that_one_rank_refuses_is_loaded_by_none() -> None:
         saved = replica.state_dict()
         picky.value = 2
         replica.step()
-        with pytest.raises(ValueError, match="cannot load a registered state") as said:
-            replica.load_state_dict(saved)
+        for load in (replica.check_state_dict, replica.load_state_dict):
+            with pytest.raises(ValueError, match="cannot load a registered state") as said:
+                load(saved)
         assert (picky.value, replica.steps) == (2, 1)
         replica.step()
         replica.detach()

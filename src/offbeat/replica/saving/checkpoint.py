@@ -15,6 +15,7 @@ from offbeat.exchange.sharding import local
 from offbeat.functional import pack
 from offbeat.liveness.failure import PeerLost
 from offbeat.recipes.composed import compose
+from offbeat.replica.saving import registered
 from offbeat.replica.saving.checksum import checksum
 from offbeat.replica.saving.entries import (
     NODES,
@@ -64,8 +65,8 @@ def save(members: Generation, step: int, is_averaged: bool, own: Mapping[str, Te
         "parameters": members.parameters.save(),
         "model": {name: tensor.detach().clone() for name, tensor in tensors.items()},
     }
-    states = {name: json.dumps(each.state_dict()) for name, each in members.filler.saved.items()}
-    entry |= {REGISTERED: states} if states else {}
+    texts = registered.texts_of(members)
+    entry |= {REGISTERED: texts} if texts else {}
     return {key: entry | {SUM: checksum({key: entry})}}
 
 
@@ -78,23 +79,23 @@ def fault_in_node(members: Generation, saved: Saved) -> str | None:
     return None if node is None else node.first_fault(_try_read(members, saved)[1])
 
 
-def check(members: Generation, saved: Saved, fault: str | None) -> Resume:
+def check(members: Generation, saved: Saved, fault: str | None, *, stays: bool = False) -> Resume:
     """Return what a saved state amounts to; if that of any rank is unfit, all raise ValueError.
 
-    ``fault``: that of another rank of this node.
+    ``fault``: that of another rank of this node. ``stays``: registered objects keep their states.
     """
     found, own = _try_read(members, saved)
     raise_alike(fault or own, members.connection.control)
     assert found is not None, "a fault was raised"
     _require_one_moment(members, found)
+    registered.load(members, found.entry.get(REGISTERED, {}), stays)
     return found
 
 
 def load(members: Generation, saved: Saved, fault: str | None) -> tuple[int, bool]:
     """Restore a saved state and return its step, and whether all replicas were equal then."""
-    found = check(members, saved, fault)
+    found = check(members, saved, fault, stays=True)
     entry = found.entry
-    _load_registered(members, entry.get(REGISTERED, {}))
     # Nothing below may fail: another rank may have written its parameters already.
     own = _kept(members.filler.model, entry["ranks_differ"])
     with torch.no_grad():
@@ -106,27 +107,6 @@ def load(members: Generation, saved: Saved, fault: str | None) -> tuple[int, boo
         else:
             members.parameters.reset()  # equal replicas start anew, whatever this one did before
     return entry["step"], entry["settled"]
-
-
-def _load_registered(members: Generation, texts: Mapping[str, str]) -> None:
-    """Load states, as JSON by name, on all ranks or on none; keep those of no object here."""
-    registered, fault = members.filler.saved, None
-    states, before = Saved(), dict[str, str]()
-    try:
-        states |= {name: json.loads(text) for name, text in texts.items()}
-        for name in filter(registered.__contains__, states):
-            before[name] = json.dumps(registered[name].state_dict())
-            registered[name].load_state_dict(states[name])
-    except Exception as error:  # the caller's code may raise anything, and the others wait
-        fault = f"cannot load a registered state: {error!r}"
-    try:
-        raise_alike(fault, members.connection.control)
-    except Exception:
-        for name, text in before.items():
-            registered[name].load_state_dict(json.loads(text))
-        raise
-    rest = {name: state for name, state in states.items() if name not in registered}
-    members.filler.received.update(rest)
 
 
 def _try_read(members: Generation, saved: Saved) -> tuple[Resume | None, str | None]:
@@ -151,7 +131,8 @@ def _read(members: Generation, saved: object) -> Resume:
         if SUM in other and other[SUM] != checksum({key: content}):
             raise ValueError(
                 f"the state {key!r} is not what was saved: its checksum is wrong; the file was "
-                "damaged or its values were changed or cast since; load another checkpoint"
+                "damaged, its values were changed or cast since, or a distributed checkpoint was "
+                "read before the samplers were made; make them first, or load another checkpoint"
             )
     saved_by = re.sub(r"on_failure='\w+', ", "", entry["algorithm"])  # of push-sum until 0.2
     same = saved_by == repr(members.algorithm)

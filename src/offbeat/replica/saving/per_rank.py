@@ -57,7 +57,7 @@ def saving(folder: str | os.PathLike[str], **parts: Stateful) -> Iterator[int]:
     """
     replica, files = next(iter(_replicas(parts).values())), RankFiles(folder)
     save = _write(files, replica, parts)
-    with _alike(replica, "cannot write what belongs to its state"):
+    with alike(replica, "cannot write what belongs to its state"):
         yield save.number
     files.remove_before(save, replica.world.rank, replica.world.ranks)
 
@@ -96,7 +96,7 @@ def load_save(
     chosen, newest = _choose(files, first, number)
     if chosen is None and missing_ok:
         return False
-    with _alike(first, f"cannot load the per-rank state in {files.folder}"):
+    with alike(first, f"cannot load the per-rank state in {files.folder}"):
         saved = _read(files, chosen or newest, first, parts)
     for name, replica in replicas.items():
         replica.check_state_dict(saved[name])
@@ -123,7 +123,7 @@ def loads_nothing(replica: Replica) -> bool:
 
 
 @contextmanager
-def _alike(replica: Replica, what: str) -> Iterator[list[str]]:
+def alike(replica: Replica, what: str) -> Iterator[list[str]]:
     """Raise what the block raises on one rank as the same ``ValueError`` on all; all enter.
 
     Fills the list with an entry for each rank that has entered, the same on all.
@@ -143,7 +143,7 @@ def _alike(replica: Replica, what: str) -> Iterator[list[str]]:
 
 def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Save:
     """Write a save of all ranks beside those that there are, or leave nothing of it."""
-    with _alike(replica, "cannot save"):
+    with alike(replica, "cannot save"):
         saved = {name: part.state_dict() for name, part in parts.items()}
         last = max((save.number for save in files.saves()), default=0)
     numbers, sizes = zip(*_gather(replica, [last, _size(saved, parts)]), strict=True)
@@ -151,7 +151,7 @@ def _write(files: RankFiles, replica: Replica, parts: dict[str, Stateful]) -> Sa
         return _write(files, replica, parts)
     save = Save(1 + max(numbers), len(numbers))
     try:
-        with _alike(replica, f"cannot write its state to {files.folder}") as everyone:
+        with alike(replica, f"cannot write its state to {files.folder}") as everyone:
             files.write(save, replica.world.rank, saved)
     except ValueError:
         files.discard(save, replica.world.rank)
@@ -172,7 +172,7 @@ def _size(saved: Saved, parts: dict[str, Stateful]) -> int:
 def _choose(files: RankFiles, replica: Replica, number: int | None) -> tuple[Save | None, Save]:
     """Return the newest save that all ranks have, and the newest that any rank has a file of."""
     world = replica.world
-    with _alike(replica, f"cannot read the folder {files.folder}"):
+    with alike(replica, f"cannot read the folder {files.folder}"):
         found = files.whole(world.rank, world.size)
         # What a node sees of a save whose other files lie elsewhere.
         some = {s: [*r] for s, r in files.saves().items() if len(r) < min(s.size, NODE)}
@@ -239,7 +239,7 @@ def _load_others(replica: Replica, others: dict[str, Stateful], saved: Saved) ->
     """Load what is no replica, on all ranks or on none."""
     before = {}
     try:
-        with _alike(replica, "cannot load the per-rank state"):
+        with alike(replica, "cannot load the per-rank state"):
             for name, part in others.items():
                 # An optimizer replaces its tensors and keeps these; others may write into them.
                 state = part.state_dict()
