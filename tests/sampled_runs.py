@@ -30,6 +30,7 @@ class Member:
     steps: int = 0
     lost: list[dict[str, int]] = field(default_factory=list)
     joined: list[dict[str, int]] = field(default_factory=list)
+    is_new: bool = False
     others: list[str] | None = None  # what the others pass to gather
     gathers: int = 0
     weighting: Any = field(
@@ -276,7 +277,7 @@ class Run:
             worker.replica.world.ranks.append(rank)
         new = self.worker(rank, donor.replica.world.ranks)
         new.replica.lost, new.replica.joined = pickled([donor.replica.lost, donor.replica.joined])
-        new.replica.steps = self.steps
+        new.replica.steps, new.replica.is_new = self.steps, True
         new.attach()
         new.sampler.load_state_dict(pickled(donor.sampler.state_dict()))
         new.restart()

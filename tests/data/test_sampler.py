@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,12 +213,78 @@ def test_the_state_of_a_replica_holds_that_of_its_sampler(size: int, is_made_fir
     assert sorted(used) == [*range(60)]
 
 
+def test_an_epoch_begins_with_its_first_batch() -> None:
+    """Steps before it, which a checkpoint without the sampler has made too, take no samples."""
+    replica = alone()
+    sampler = ElasticSampler(60, 4, replica)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        replica.steps += 5
+        assert sampler.stats()["left"] == 60
+        used = list[int]()
+        for batch in sampler:
+            used += batch
+            replica.steps += 1
+        assert sorted(used) == [*range(60)]
+
+
+def test_what_the_loaded_state_lacks_is_named() -> None:
+    def work(world: World) -> int:
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        replica.step()
+        ElasticSampler(60, 4, replica)
+        state = replica.state_dict()
+        replica.detach()
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        sampler = ElasticSampler(61, 4, replica)
+        lacks = "nothing of 'sampler of 61 with seed 0', only of 'sampler of 60 with seed 0'"
+        with pytest.warns(RuntimeWarning, match=lacks):
+            replica.load_state_dict(state)
+        return len([*chain.from_iterable(iter_steps(sampler, 1))]) + sampler.stats()["left"]
+
+    assert ThreadWorld(1).run(work) == [4 + 61]
+
+
+def test_a_sampler_may_be_a_part_of_a_save_too(tmp_path: Path) -> None:
+    def work(world: World) -> list[int]:
+        used = list[int]()
+        for _ in range(2):
+            replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+            sampler = ElasticSampler(20, 4, replica)
+            parts = {"sampler": sampler, "replica": replica}
+            offbeat.load_per_rank(tmp_path, missing_ok=True, **parts)
+            for batch in sampler:
+                used += batch
+                replica.step()
+                if replica.steps == 3:
+                    offbeat.save_per_rank(tmp_path, **parts)
+                    break
+            replica.detach()
+        return used
+
+    assert sorted(*ThreadWorld(1).run(work)) == [*range(20)]
+
+
+def test_a_step_that_was_made_without_its_batch_is_an_error() -> None:
+    """Here each batch is followed by a step, although two make one."""
+    replica = alone()
+    batches = iter(ElasticSampler(64, 4, replica, accumulate=2))
+    for _ in range(2):
+        next(batches)
+        replica.steps += 1
+    with pytest.raises(
+        ValueError, match=r"step 1 when .* made 2 steps.* once after each 2 batches"
+    ):
+        next(batches)
+
+
 def test_a_state_needs_the_replica_of_its_step() -> None:
     replica = alone()
     replica.steps = 3
     state = pickled(ElasticSampler(90, 4, replica).state_dict())
     sampler = ElasticSampler(90, 4, alone())
     sampler.load_state_dict(state)
+    assert pickled(sampler.state_dict()) == state, "what is loaded may be saved before it is used"
     with pytest.raises(ValueError, match="of step 3, but the replica has made 0 steps; load"):
         next(iter(sampler))
 
@@ -274,7 +341,8 @@ def test_wrong_arguments_of_one_rank_are_one_error_on_all(
 def test_a_rank_that_joined_draws_nothing_before_it_is_told() -> None:
     member = alone(2)
     state = ElasticSampler(90, 4, member).state_dict()
-    newcomer = Member(Place(2, [0, 1, 2]), steps=3, joined=[{"rank": 2, "step": 2}])
+    joined = [{"rank": 2, "step": 2}]
+    newcomer = Member(Place(2, [0, 1, 2]), steps=3, joined=joined, is_new=True)
     sampler = ElasticSampler(90, 4, newcomer)
     with pytest.raises(ValueError, match="has joined a run and does not know which samples"):
         next(iter(sampler))
@@ -283,6 +351,13 @@ def test_a_rank_that_joined_draws_nothing_before_it_is_told() -> None:
         other.load_state_dict(pickled(state))
     sampler.load_state_dict(pickled(state))
     assert len(next(iter(sampler))) == 4
+
+
+def test_a_rank_that_has_joined_makes_another_sampler_with_the_others() -> None:
+    """For a second data set: all have made a step since, and compare their arguments."""
+    member = Member(Place(2, [0, 1, 2]), steps=9, joined=[{"rank": 2, "step": 2}])
+    assert len(next(iter(ElasticSampler(90, 4, member)))) == 4
+    assert member.gathers == 1
 
 
 @pytest.mark.usefixtures("impatient")

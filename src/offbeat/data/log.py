@@ -23,6 +23,7 @@ class Training(Protocol):
     steps: int
     lost: list[dict[str, int]]
     joined: list[dict[str, int]]
+    is_new: bool
 
     @property
     def world(self) -> Any:

@@ -74,6 +74,22 @@ class Pass(NamedTuple):
         start = ended.start._replace(left=(*self.carried(ended), *more))
         return ended._replace(epoch=epoch, start=start, late=(), made=0)
 
+    def resumed(self, begun: "Pass", keeps_sizes: bool) -> "Pass":
+        """Return what is left of this one, which was loaded, as the pass that has begun."""
+        steps, plan = begun.start.step, self.plan()
+        ended = self.ended(steps)
+        left = () if plan.is_over(steps) else ended.start.left
+        keeps_sizes &= begun.start.ranks == ended.start.ranks
+        sizes = ended.start.sizes if keeps_sizes else ()
+        return begun._replace(
+            start=begun.start._replace(left=left, sizes=sizes),
+            returned=ended.returned,
+            repeated=ended.repeated,
+            late=self.carried(ended),
+            earlier=ended.earlier,
+            made=self.made + min(steps, plan.end) - self.start.step,
+        )
+
     def carried(self, ended: "Pass") -> Intervals:
         """Return what returned too late for this pass; nothing if it was left before its end."""
         if not self.plan().is_over(ended.start.step):

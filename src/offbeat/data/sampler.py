@@ -1,7 +1,7 @@
 """The sampler of a data loader whose run loses ranks and gains others."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, final
 
@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 from offbeat.data.arguments import require_alike, require_enough, require_same, require_weights
 from offbeat.data.balance import Pace, rebalanced, repaced
 from offbeat.data.generation import Layout
+from offbeat.data.in_step import require_due, require_near
 from offbeat.data.intervals import Intervals, count
 from offbeat.data.log import LIVES, Log, Training
 from offbeat.data.order import Order
@@ -35,6 +36,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     >>> from types import SimpleNamespace as Stub  # for offbeat.replicate(...), a world of two
     >>> replica = Stub(steps=0, lost=[], joined=[], world=Stub(rank=0, ranks=[0, 1]))
+    >>> replica.is_new = False
     >>> replica.gather, replica.register = lambda text: [text, text], lambda *_, **__: None
     >>> sampler = ElasticSampler(10, 2, replica, shuffle=False)
     >>> for batch in sampler:
@@ -107,11 +109,14 @@ class ElasticSampler(Sampler[list[int]]):
                 require_weights(most, window, self._layout, replica)
         except ValueError as error:
             fault = str(error)
+        # The others have compared theirs before this rank has joined.
+        self._is_newcomer = replica.is_new
         if self._is_newcomer and fault:
             raise ValueError(fault)
         if not self._is_newcomer:
             require_alike(replica, arguments, fault)
-        self._pass = self._begin(0, (self._order.epoch(0),))
+        self._begins: Callable[[], Pass] | None = lambda: self._begin(0, (self._order.epoch(0),))
+        self._pass = self._begins()
         self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
         if window is not None:
             replica.weighting.follow(self.rests)
@@ -148,6 +153,8 @@ class ElasticSampler(Sampler[list[int]]):
         each window.
         """
         current = self._current()
+        if self._begins is not None:
+            return False
         if step > current.start.step:
             self._note(self._plan(current), step - 1)
         if step % self._layout.window == 0:
@@ -175,7 +182,8 @@ class ElasticSampler(Sampler[list[int]]):
         if epoch != current.epoch:
             if self._most is not None:
                 self.balance()
-            self._pass = self._next(current, epoch, (self._order.epoch(epoch),))
+            self._begins = lambda: self._next(current, epoch)
+            self._pass = self._begins()
 
     def balance(self) -> dict[int, int]:
         """Let the sizes of batches follow the speeds of ranks; return them, by rank.
@@ -239,7 +247,12 @@ class ElasticSampler(Sampler[list[int]]):
         It holds the lists of losses and joins of the replica itself, so save it, or copy it,
         before training goes on.
         """
-        return {**self._current().saved(self._order, self._replica.steps), "most": self._most}
+        steps = self._replica.steps
+        if self._loaded is not None and steps < self._loaded[1]:  # the replica loads after it
+            current, steps = self._loaded
+        else:
+            current = self._current()
+        return {**current.saved(self._order, steps), "most": self._most}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after ``replica.steps`` steps, with any number of ranks; all ranks call.
@@ -254,6 +267,7 @@ class ElasticSampler(Sampler[list[int]]):
             require_same({**asdict(self._layout), "most": self._most}, theirs)
             self._resized[:] = loaded.log.resized
             self._pass, self._is_told = loaded._replace(log=self._log()), True
+            self._begins = None
         else:
             self._loaded = loaded, step
 
@@ -268,10 +282,6 @@ class ElasticSampler(Sampler[list[int]]):
     def _member(self) -> int:
         return self._log().member(self._replica.world.rank)
 
-    @property
-    def _is_newcomer(self) -> bool:
-        return any(join["rank"] == self._replica.world.rank for join in self._replica.joined)
-
     def _log(self, known: tuple[int, int] = (0, 0)) -> Log:
         return Log(self._replica.lost, self._replica.joined, known, self._resized)
 
@@ -283,9 +293,14 @@ class ElasticSampler(Sampler[list[int]]):
         return Pass(epoch, start, log, self._layout)
 
     def _current(self) -> Pass:
-        """Return the present pass; a loaded one begins when it is first used, at that step."""
+        """Return the present pass; a loaded one begins when it is first used, at that step.
+
+        Others begin with their first batch: the replica may make steps, or load them, before it.
+        """
         if self._loaded is not None:
-            self._pass, self._loaded = self._resumed(*self._loaded), None
+            self._pass, self._loaded, self._begins = self._resumed(*self._loaded), None, None
+        elif self._begins is not None and self._pass.start.step != self._replica.steps:
+            self._pass = self._begins()
         return self._pass
 
     def _resumed(self, loaded: Pass, step: int) -> Pass:
@@ -294,27 +309,17 @@ class ElasticSampler(Sampler[list[int]]):
                 f"the state of the sampler is of step {step}, but the replica has made {steps} "
                 "steps; load the state of the replica, too, before the first batch"
             )
-        ended, plan = loaded.ended(steps), loaded.plan()
         self._resized = []
-        begun, before = self._begin(loaded.epoch, ()), ended.start
-        sizes = before.sizes if self._is_balanced and begun.start.ranks == before.ranks else ()
         ours, theirs = ((each.batch_size, each.window) for each in (self._layout, loaded.layout))
-        sizes = sizes if ours == theirs else ()
-        left = () if plan.is_over(steps) else before.left
-        resumed = begun._replace(
-            start=begun.start._replace(left=left, sizes=sizes),
-            returned=ended.returned,
-            repeated=ended.repeated,
-            late=loaded.carried(ended),
-            earlier=ended.earlier,
-            made=loaded.made + min(steps, plan.end) - loaded.start.step,
-        )
+        begun = self._begin(loaded.epoch, ())
+        resumed = loaded.resumed(begun, keeps_sizes=self._is_balanced and ours == theirs)
         if self._asked > resumed.epoch:  # a loader loads it after the next epoch was asked for
-            return self._next(resumed, self._asked, (self._order.epoch(self._asked),))
+            return self._next(resumed, self._asked)
         return resumed
 
-    def _next(self, current: Pass, epoch: int, more: Intervals) -> Pass:
-        return current.then(epoch, self._replica.steps, more)._replace(layout=self._layout)
+    def _next(self, current: Pass, epoch: int) -> Pass:
+        found = current.then(epoch, self._replica.steps, (self._order.epoch(epoch),))
+        return found._replace(layout=self._layout)
 
     def _plan(self, current: Pass) -> Plan:
         sizes = tuple(map(len, (current.log.lost, current.log.joined, self._resized)))
@@ -330,16 +335,11 @@ class ElasticSampler(Sampler[list[int]]):
                 "this rank has joined a run and does not know which samples are used: the others "
                 "have no sampler of this length and seed; make the same one on all ranks"
             )
-        self._asked = 0
-        if step > steps + self._layout.lookahead:
-            raise ValueError(
-                f"the loader draws a batch of step {step} when the replica has made {steps} steps; "
-                f"call replica.step() after each {self._layout.accumulate} batches, or pass "
-                f"prefetch={(step - steps) * self._layout.accumulate} or more, "
-                "num_workers * prefetch_factor"
-            )
+        self._asked, self._begins = 0, None
+        require_near(step, steps, self._layout)
         plan = self._plan(current)
         batches = plan.batches(step, self._member)
+        require_due(batches, step, steps, self._layout)
         if self._most is not None and steps > current.start.step:
             self._note(plan, steps - 1)
         return [self._order.samples(batch.positions) for batch in batches]
