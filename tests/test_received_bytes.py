@@ -57,6 +57,7 @@ PEERS = {
     "replica/switching/switched.py": "JSON: figures, and the method that is chosen by them",
     "replica/saving/checkpoint.py": "JSON: what the ranks have loaded",
     "replica/saving/per_rank.py": "JSON: names of files and faults",
+    "replica/saving/registered.py": "JSON: states that ranks have saved",
     "replica/switching/agreement.py": "JSON: the method to switch to",
     "store/runs.py": "JSON of the store: signs of life",
     "transport/links.py": "a text of the store, for attach/start",

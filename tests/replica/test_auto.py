@@ -28,7 +28,7 @@ TEXT = "auto(candidates=['ddp', 'local_sgd(every=4)'])"
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """The latency and the rate that ranks measure; they decide after every 6th step."""
-    figures = {"latency": 1e-5, "rate": 1e11}
+    figures = {"latency": 1e-8, "rate": 1e12}
     monkeypatch.setattr(autopilot, "FIRST", 6)
     monkeypatch.setattr(autopilot, "EVERY", 6)
     monkeypatch.setattr(autopilot, "SHARE", np.inf)
@@ -313,6 +313,11 @@ def test_texts() -> None:
     assert isinstance(algorithm.auto, Auto)
     with pytest.raises(ValueError, match="leave one of both out"):
         offbeat.auto(exact=True, candidates=["ddp"])
+    for candidates in ("ddp", 5, [], [5]):
+        with pytest.raises(ValueError, match=r"candidates=.*, expected a list of algorithms"):
+            offbeat.auto(candidates=candidates)
+    with pytest.raises(ValueError, match="exact=1, expected True or False"):
+        offbeat.auto(exact=1)
 
 
 @pytest.mark.parametrize(
