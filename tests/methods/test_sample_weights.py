@@ -231,6 +231,76 @@ def test_weights_lose_nothing_of_16_bit_parameters(overlap: int) -> None:
     assert max(np.abs(mean - means[0]).max() for mean in means) < 1e-2 * 2**-8
 
 
+@pytest.mark.parametrize("text", ["lags(density=0.1)", "slgs(density=0.1)", "ddp"])
+def test_a_rank_without_samples_keeps_earlier_parts_of_a_step(text: str) -> None:
+    """Of two backwards that both exchange, the second result holds the first."""
+
+    def work(world: World) -> list[float]:
+        weight = nn.Parameter(torch.zeros(40))
+        algorithm, model = offbeat.algorithm(text), nn.ParameterList([weight])
+        replica = offbeat.replicate(model, algorithm, mesh=world, weighted=True)
+        replica.set_weight((1, 0)[world.rank])
+        for entry in range(2):
+            (weight[entry] * (1 + entry)).backward()
+        assert weight.grad is not None
+        found = weight.grad[:3].tolist()
+        replica.detach()
+        return found
+
+    assert ThreadWorld(2).run(work) == [[1.0, 2.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("density", [0.2, 1.0])
+def test_velocities_of_ranks_without_samples_are_sent(density: float) -> None:
+    r""":math:`v = v/2 + \sum_i s_i g_i`, also of layers that are sent whole."""
+
+    def work(world: World) -> list[float]:
+        weight = nn.Parameter(torch.zeros(8))
+        algorithm, model = offbeat.lags(density=density, momentum=0.5), nn.ParameterList([weight])
+        optimizer, found = SGD([weight], lr=LR), list[float]()
+        given: Any = {"mesh": world, "optimizer": optimizer, "weighted": True}
+        replica = offbeat.replicate(model, algorithm, **given)
+        for step in range(4):
+            replica.set_weight(1 if step < 2 or world.rank == 0 else 0)
+            (weight[0] * (1.0, 3.0)[world.rank]).backward()
+            assert weight.grad is not None
+            found.append(weight.grad[0].item())
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+        replica.detach()
+        return found
+
+    for found in ThreadWorld(2).run(work):
+        np.testing.assert_allclose(found, [2.0, 3.0, 2.5, 2.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["sgp", "sgp(overlap=1)", "d_psgd", "local_sgd(every=2)"])
+def test_an_average_between_two_steps_has_the_whole_update(text: str) -> None:
+    """After the optimizer's step and before that of the replica."""
+
+    def work(world: World) -> list[float]:
+        weight = nn.Parameter(torch.zeros(1))
+        model = nn.ParameterList([weight])
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world, weighted=True)
+        replica.set_weight(32)
+        found = list[float]()
+        for _ in range(3):
+            with torch.no_grad():
+                weight.sub_(1.0)
+            with replica.consensus():
+                found.append(weight.item())
+            replica.step()
+        with torch.no_grad():
+            weight.sub_(1.0)
+        replica.finish()
+        replica.detach()
+        return [*found, weight.item()]
+
+    for found in ThreadWorld(2).run(work):
+        np.testing.assert_allclose(found, [-1.0, -2.0, -3.0, -4.0], rtol=1e-6)
+
+
 def test_fractions_of_samples_leave_no_window() -> None:
     """Sums of 0.17 and the like are rounded: after an exchange nothing may be left of them."""
     samples = np.array(

@@ -510,6 +510,25 @@ def test_a_16_bit_mean_is_summed_wide() -> None:
     assert ThreadWorld(3).run(worker) == [87.0, 87.0, 87.0]
 
 
+@pytest.mark.parametrize("text", ["ddp", "lags(density=1.0)", "lags(density=0.2)"])
+def test_gradients_of_another_dtype_than_their_parameter(text: str) -> None:
+    """As torch allows since 2.10."""
+    if not hasattr(nn.Parameter, "grad_dtype"):
+        pytest.skip("needs grad_dtype, of torch 2.10")
+
+    def work(world: World) -> tuple[torch.dtype, float]:
+        weight = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        weight.grad_dtype = torch.float32
+        model = nn.ParameterList([weight])
+        replica = offbeat.replicate(model, offbeat.algorithm(text), mesh=world)
+        (weight[0] * (1.0 + world.rank)).backward()
+        assert weight.grad is not None
+        replica.detach()
+        return weight.grad.dtype, weight.grad[0].item()
+
+    assert ThreadWorld(2).run(work) == [(torch.float32, 1.5)] * 2
+
+
 def test_without_sync_gradients_stay_local() -> None:
     case = Case("", seeded(layers), plain)
 

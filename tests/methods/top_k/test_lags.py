@@ -240,6 +240,25 @@ def test_a_learning_rate_of_zero_sends_nothing_and_forgets_nothing() -> None:
     assert (models[4] != models[3]).any()
 
 
+def test_a_learning_rate_of_almost_zero_sends_nothing() -> None:
+    """The factor from residuals to gradients would be infinite."""
+
+    def worker(world: World) -> list[float]:
+        weight = nn.Parameter(torch.zeros(40))
+        optimizer = SGD([weight], lr=1e-39)
+        model = nn.ParameterList([weight])
+        lags = offbeat.lags(density=0.05)
+        replica = offbeat.replicate(model, lags, mesh=world, optimizer=optimizer)
+        (weight * torch.arange(40.0)).sum().backward()
+        replica.step()
+        assert weight.grad is not None
+        found = weight.grad.tolist()
+        replica.detach()
+        return found
+
+    assert ThreadWorld(2).run(worker) == [[0.0] * 40] * 2
+
+
 def test_a_density_that_falls_takes_the_residuals_along() -> None:
     models, residuals = run(2, offbeat.lags(density=0.12, warmup=6), [0.1] * 12)
     shadow = START.copy()
@@ -504,13 +523,18 @@ def test_two_replicas_in_one_process_and_any_order_of_readiness() -> None:
     assert not torch.equal(first[0], first[6])
 
 
-def test_delta_is_that_of_the_gathered_vectors() -> None:
+@pytest.mark.parametrize("weights", [None, (1, 3)])
+def test_delta_is_that_of_the_gathered_vectors(weights: tuple[int, int] | None) -> None:
     """In the first step x is the gradient itself."""
 
     def worker(world: World) -> tuple[dict[str, float], Array]:
         model = Quadratic()
-        replica = offbeat.replicate(model, offbeat.lags(density=0.2), mesh=world)
+        lags, is_weighted = offbeat.lags(density=0.2), weights is not None
+        replica = offbeat.replicate(model, lags, mesh=world, weighted=is_weighted)
         own = gradient(world.rank, START, 0)
+        if weights is not None:
+            replica.set_weight(weights[world.rank])
+            own = own * weights[world.rank]
         loss(model, world.rank, 0).backward()
         found = deltas(replica.gradients)
         replica.detach()

@@ -78,6 +78,7 @@ class Bucket(Message):
         self.memory = Flat.of(site.parameters, names, dtype, device, len(names) + 1)
         self.call_number = CallNumber(group, self.memory.rest)
         self.is_marked = True  # with the call number, which is compared
+        self.is_weighed = False  # before it is sent: all members' shares are equal
         self.is_of_another = owner not in (None, group.rank)
         self.handle: Handle | None = None
         self.given: dict[str, Tensor] = {}  # means of this step, to the owner
@@ -104,8 +105,12 @@ class Bucket(Message):
         self.fill()
         self.send()
 
-    def fill(self) -> None:
-        """Copy the gradients in; where another rank owns them, those in ``.grad`` are dropped."""
+    def fill(self, *, is_weighed: bool = False) -> None:
+        """Copy the gradients in; where another rank owns them, those in ``.grad`` are dropped.
+
+        ``is_weighed``: the caller multiplies them by this rank's weight before :meth:`send`.
+        """
+        self.is_weighed = is_weighed
         # An elastic exchange must not overwrite the gradient before it has committed.
         self.memory = self.memory.unless_kept(self.site.registered, self.site.is_elastic)
         self.memory.restore()
@@ -132,13 +137,14 @@ class Bucket(Message):
     def send(self) -> None:
         """Launch the mean over the group."""
         if self.buffer.dtype.itemsize > 2:
-            (self.memory.rest if self.divides_at_home else self.buffer).mul_(self._share)
+            is_divided = self.divides_at_home and not self.is_weighed
+            (self.memory.rest if is_divided else self.buffer).mul_(self._share)
         if self.owner is not None:
             self.handle = reduce(self.buffer, self.owner, self.group)
         elif self.buffer.dtype.itemsize > 2:
             self.handle = all_reduce(self.buffer, self.group)
         else:  # summed in float32 and divided there
-            self.handle = mean(self.buffer, self.group, shares=self.site.shares)
+            self.handle = mean(self.buffer, self.group, shares=self._shares)
 
     def wait(self) -> bool:
         """Wait for the mean, and compare the calls; no value is checked."""
@@ -172,12 +178,16 @@ class Bucket(Message):
         self.given.clear()
 
     @property
+    def _shares(self) -> tuple[float, ...] | None:
+        return None if self.is_weighed else self.site.shares
+
+    @property
     def _share(self) -> float:
-        shares = self.site.shares
+        shares = self._shares
         return 1.0 / self.group.size if shares is None else shares[self.group.rank]
 
     def _copy_in(self, views: list[Tensor], grads: list[Tensor]) -> None:
-        if self.divides_at_home:
+        if self.divides_at_home and not self.is_weighed:
             grads = [grad * self._share for grad in grads]
         pack(views, grads, non_blocking=True)
         if grads and self.buffer.device != grads[0].device:  # Gloo does not wait for streams

@@ -30,16 +30,17 @@ def gradient_of(parameter: Tensor) -> Tensor | None:
 
 def put(parameter: Tensor, view: Tensor) -> None:
     """Make ``view`` the gradient, or a copy if dtype or device differ."""
-    same = parameter.dtype == view.dtype and parameter.device == view.device
+    dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype  # since torch 2.10
+    same = dtype == view.dtype and parameter.device == view.device
     if is_sharded(parameter):
         # In memory of its own: gradients of FSDP2 are views of one tensor, and a write to one
         # counts as a write to all of them.
-        part = view if same else torch.empty_like(held_part(parameter)).copy_(view)
+        part = view if same else torch.empty_like(held_part(parameter), dtype=dtype).copy_(view)
         parameter.grad = joined(part, parameter)
     elif same:
         parameter.grad = view
     elif parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter).copy_(view)
+        parameter.grad = torch.empty_like(parameter, dtype=dtype).copy_(view)
     else:
         parameter.grad.copy_(view)
 

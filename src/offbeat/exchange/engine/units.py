@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+_LEAST = 1e-30  # learning rate, at a loss scale of 1
+
 
 class Scale(NamedTuple):
     r"""Learning rate of one parameter (or 1) and loss scale, in one backward.
@@ -28,8 +30,11 @@ class Scale(NamedTuple):
 
     @property
     def to_grad(self) -> float:
-        """The factor from the residual to ``.grad``; 0 at a learning rate of 0: nothing is sent."""
-        return self.loss / self.rate if self.rate else 0.0
+        """The factor from the residual to ``.grad``; 0 at a learning rate of 0: nothing is sent.
+
+        Nor at one so small that the factor would overflow in float32.
+        """
+        return self.loss / self.rate if self.rate > self.loss * _LEAST else 0.0
 
 
 @dataclass(eq=False)

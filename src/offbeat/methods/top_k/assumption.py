@@ -28,7 +28,8 @@ def deltas(state: BoundTopK) -> dict[str, float]:
         residual = state.home[name].feedback["residual"].latest[name]
         left = residual.double().contiguous().view(-1).to(message_device(group, residual.device))
         all_reduce(left, group).wait()
-        sent = grad.double().mul(state.units.scales[name].to_residual * group.size)
+        scale = state.units.scales[name]  # .grad is a mean: this rank's weight is in it
+        sent = grad.double().mul(scale.rate / scale.loss * group.size)
         total = left + sent.contiguous().view(-1).to(left.device)
         found[name] = delta(total, left, count_kept(grad.numel(), density))
     return found

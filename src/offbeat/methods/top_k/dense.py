@@ -57,8 +57,9 @@ class DenseMessage(FeedbackMessage):
 
     def launch(self) -> None:
         """Fill the bucket, add velocities and residuals, and launch its all-reduce."""
-        self.bucket.fill()
-        if self.feedback or self.correction.limit is not None:
+        is_corrected = bool(self.feedback) or self.correction.limit is not None
+        self.bucket.fill(is_weighed=is_corrected)
+        if is_corrected:
             for name, view in self.bucket.views.items():
                 self._correct(name, view, self.units.scales[name])
         self.bucket.send()
@@ -93,12 +94,11 @@ class DenseMessage(FeedbackMessage):
             now = velocity.next.views[name]
             torch.mul(velocity.latest[name], self.correction.momentum, out=now)
             now.add_(grad.to(now.device), alpha=scale.weight / scale.loss)
-            if scale.weight:
-                grad.copy_(now).mul_(scale.loss / scale.weight)
+            grad.copy_(now).mul_(scale.loss)
+        else:
+            grad.mul_(scale.weight)
         if (residual := self.feedback.get("residual")) is not None:
             left = residual.next.views[name].copy_(residual.latest[name])
-            # At a learning rate or a weight of 0 nothing is sent. The weight of the bucket is for
-            # gradients: residuals have had theirs.
-            if scale.rate and scale.weight:
-                grad.add_(left.to(grad.device), alpha=scale.to_grad / scale.weight)
+            if scale.to_grad:  # at a learning rate of 0 nothing is sent
+                grad.add_(left.to(grad.device), alpha=scale.to_grad)
                 left.zero_()

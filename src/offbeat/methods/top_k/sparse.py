@@ -60,9 +60,9 @@ class SparseMessage(FlatMessage):
     def add(self, name: str, *, continues: bool) -> None:
         """Add the gradient, or its velocity, to the residual."""
         grad, scale = self.read(name), self.units.scales[name]
+        if continues:
+            grad = self._new_part(name, grad)
         if grad is not None:
-            if continues:
-                grad = self._new_part(name, grad)
             grad = self.correction.clipped(grad, scale.loss)
         if (velocity := self.feedback.get("velocity")) is None:
             return self.accumulate(name, grad, scale.to_residual)
@@ -135,14 +135,17 @@ class SparseMessage(FlatMessage):
         for row in self.rows:
             whole.index_add_(0, row.indices.to(whole.device), row.read(whole))
 
-    def _new_part(self, name: str, grad: Tensor) -> Tensor:
-        """Return what was added to ``.grad`` since the last exchange's result was put there."""
+    def _new_part(self, name: str, grad: Tensor | None) -> Tensor | None:
+        """Return what was added to ``.grad`` since the last exchange's result was put there.
+
+        That result is part of the next one, also where this rank's gradient does not count.
+        """
         if self.earlier is None:
             # The rows of the last exchange: ours is overwritten when this message is launched.
             self.earlier = self.carried or Flat.of(self.site.parameters, self.names, self.dtype)
             self._spread(self.earlier.whole)
         self.again.add(name)
-        return grad - self.earlier.views[name]
+        return None if grad is None else grad - self.earlier.views[name]
 
 
 def _lay_out(site: Site, blocks: Sequence[tuple[Sequence[str], int]]) -> list[tuple[int, int, int]]:
