@@ -216,6 +216,11 @@ def by_name(site: Site, layout: Layout, slices: Sequence[Tensor]) -> dict[str, T
     return layout.views(flat)
 
 
+def empty_slices(site: Site, layout: Layout) -> list[Tensor]:
+    """Return zeros for this rank's slices, flat by section, in the dtype of sums."""
+    return [site.slice(part).clone() for part in layout.wide(site.device, site.chunks)]
+
+
 def slices_of(site: Site, layout: Layout, named: Mapping[str, Tensor]) -> list[Tensor]:
     """Return this rank's slices of what :func:`by_name` returned."""
     flat = layout.wide(site.device, site.chunks)

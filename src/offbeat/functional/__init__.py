@@ -47,6 +47,7 @@ from offbeat.functional.packing import (
 from offbeat.functional.pair_average import add_half_difference, apply_delta, take_snapshot
 from offbeat.functional.push_sum import (
     add_messages,
+    add_update,
     debias,
     fill_and_add,
     fill_messages,
@@ -79,6 +80,7 @@ __all__ = [
     "add_half_difference",
     "add_messages",
     "add_sparse",
+    "add_update",
     "all_finite",
     "analyze",
     "apply_delta",

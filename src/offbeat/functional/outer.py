@@ -45,7 +45,10 @@ def blend(anchor: Tensor, x: Tensor, mixing: float) -> None:
     >>> x
     tensor([2.5000])
     """
-    torch.lerp(anchor, x, mixing, out=x)
+    if mixing == 0:
+        x.copy_(anchor)  # also where x is not finite
+    else:
+        torch.lerp(anchor, x, mixing, out=x)
 
 
 def layer_of(name: str) -> str:

@@ -43,6 +43,19 @@ def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
     return torch.add(z, anchor, alpha=weight - 1.0)
 
 
+def add_update(anchor: Tensor, z: Tensor, share: float) -> Tensor:
+    r"""Add a share of an update to the anchor: :math:`a \leftarrow a + s (z - \mathrm{round}(a))`.
+
+    Returns the anchor. What rounding has taken from z stays in it.
+
+    >>> add_update(torch.tensor([1.0]), torch.tensor([3.0]), share=0.25)
+    tensor([1.5000])
+    """
+    if anchor.dtype == z.dtype:
+        return torch.lerp(anchor, z, share, out=anchor)
+    return anchor.add_(z.to(anchor.dtype) - anchor.to(z.dtype).to(anchor.dtype), alpha=share)
+
+
 def fill_messages(z: Tensor, anchor: Tensor | None, weight: float, messages: Messages) -> None:
     r"""Fill the messages of one exchange, and leave the rest of the numerator in ``anchor``.
 

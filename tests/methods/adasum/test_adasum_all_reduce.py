@@ -117,14 +117,22 @@ def test_a_nan_is_an_error_on_all_ranks_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
-    [([], "got 0 tensors"), ([torch.ones(2, dtype=torch.int64)], "got 1 tensors, of torch.int64")],
-    ids=["none", "integers"],
+    ("tensors", "settings", "message"),
+    [
+        ([], {}, "got 0 tensors"),
+        ([torch.ones(2, dtype=torch.int64)], {}, "got 1 tensors, one of torch.int64"),
+        ([torch.eye(2).to_sparse()], {}, "one of layout torch.sparse_coo"),
+        ([torch.ones(1).expand(3)], {}, "one an expanded view"),
+        ([torch.ones(2)], {"method": "gramm"}, "method='gramm', expected 'auto', "),
+        ([torch.ones(2)], {"wire": "int8"}, "wire='int8', expected None"),
+        ([torch.ones(2)], {"method": "rvhdd", "wire": "bf16"}, "it would round at every level"),
+    ],
+    ids=["none", "integers", "sparse", "expanded", "method", "wire", "both"],
 )
-def test_what_cannot_be_combined_is_refused(tensors: Any, message: str) -> None:
+def test_what_cannot_be_combined_is_refused(tensors: Any, settings: Any, message: str) -> None:
     def work(group: Group) -> None:
         with pytest.raises(ValueError, match=message):
-            offbeat.adasum_all_reduce(tensors, group)
+            offbeat.adasum_all_reduce(tensors, group, **settings)
 
     world(2, work)
 

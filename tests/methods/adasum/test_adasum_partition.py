@@ -193,9 +193,10 @@ def test_results_are_those_without_a_partition(nodes: Nodes, options: dict[str, 
 def test_the_norm_is_that_of_all_gradients_of_the_node() -> None:
     def worker(world: World, partition: bool, kind: float) -> tuple[float, float]:
         model = Net()
+        model.nothing = nn.Parameter(torch.zeros(0, 3))  # of which there is no maximum
         algorithm = offbeat.adasum(within="local", partition=partition)
         replica = offbeat.replicate(model, algorithm, mesh=world)
-        model(batch(world.rank, 0)).backward()
+        (model(batch(world.rank, 0)) + model.nothing.sum()).backward()
         norm = float(replica.clip_grad_norm_(0.25, kind))
         again = float(replica.clip_grad_norm_(100.0, kind))
         replica.detach()

@@ -62,6 +62,8 @@ def test_blends_are_exact_at_both_ends() -> None:
     for mixing, expected in ((0.0, anchor), (1.0, own)):
         blend(anchor, x := own.clone(), mixing)
         assert torch.equal(x, expected)
+    blend(anchor, x := torch.full_like(own, torch.inf), 0.0)
+    assert torch.equal(x, anchor), "what is discarded may be anything"
 
 
 def test_layers_of_one_size_are_dealt_out_in_turn() -> None:
@@ -369,6 +371,8 @@ def test_what_was_not_sent_waits_and_decays() -> None:
         ({"outer": "SGD(lr=-1.0)"}, "Invalid learning rate: -1.0; give a text such as"),
         ({"outer": "SGD(rate=1.0)"}, "unexpected keyword argument 'rate'"),
         ({"outer": "SGD(momentum=0.0, nesterov=True)"}, "Nesterov momentum requires"),
+        ({"outer": "Adam(betas=(0.9,))"}, "out of range; give a text such as"),
+        ({"outer": "SGD(lr=1e400)"}, "a step by a gradient of 0 is not finite"),
         ({"outer": lambda parameters: None}, "has no attribute 'step'"),
         ({"outer": 3}, "outer=3, expected a str .* or a callable"),
         ({"every": 0}, "every=0, expected a whole number of steps, 1 or more"),

@@ -15,13 +15,22 @@ from offbeat.exchange import (
     Site,
     State,
     Variable,
+    empty_slices,
     plain,
     scratch,
     sections,
     slices_of,
 )
 from offbeat.exchange.guard import Guard
-from offbeat.functional import Layout, debias, fill_and_add, flat_view, numerator, pack
+from offbeat.functional import (
+    Layout,
+    add_update,
+    debias,
+    fill_and_add,
+    flat_view,
+    numerator,
+    pack,
+)
 from offbeat.kernels.pieces import PushSumPasses
 from offbeat.liveness.failure import PeerLost
 from offbeat.methods.push_sum.gossip import GossipRound
@@ -111,22 +120,22 @@ class BoundPushSum(BoundParameters):
         the anchor a. Others may have it by now: at most half of the weight is taken back at once.
         Under weighted updates :math:`x = w z`. Then z = a = x / w, without what rounding takes.
         """
-        share = 1.0 if self.weighted_updates else None
+        grown, share = self._entering()
+        self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
+        if share is None or self.anchor is None:
+            return
+        for z, section, part in self.pieces():
+            z.copy_(add_update(self.anchor[section][part], z, share))
+
+    def _entering(self) -> tuple[float, float | None]:
+        """Return what the weight grows by, and which part of the update then counts, or None."""
+        grown, share = 0.0, 1.0 if self.weighted_updates else None
         if (weights := self.site.weights) is not None:
             samples = sum(n for (n,) in gather_numbers([weights.samples.now], self.site.inside))
             most = self.weight / 2 if self.weight > _LEAST else 0.0
             grown = max(samples - self.mass_given, -most)
-            self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
-            share = share or samples / self.weight
-        if share is None or self.anchor is None:
-            return
-        for z, section, part in self.pieces():
-            a = self.anchor[section][part]
-            if a.dtype == z.dtype:
-                torch.lerp(a, z, share, out=a)
-            else:
-                a.add_(z.to(a.dtype) - a.to(z.dtype).to(a.dtype), alpha=share)
-            z.copy_(a)
+            share = share or samples / (self.weight + grown)
+        return grown, share
 
     def measures(self) -> dict[str, float]:
         """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
@@ -163,14 +172,19 @@ class BoundPushSum(BoundParameters):
         flat = self.layout.wide(site.device, site.chunks)
         views = self.layout.views(flat)
         pack(views.values(), site.parameters.values())
-        weight = self.weight
+        grown, share = self._entering()
+        weight = before = self.weight + grown
         if self.pending is not None:
             self.pending.wait()
             weight += self.pending.weight_arrived
         if site.group is not None:
             for section, part in enumerate(site.slice(f) for f in flat):
                 anchor = self.anchor[section] if self.anchor else None
-                x = numerator(part.to(self.layout.dtypes[section]), anchor, self.weight)
+                z = part.to(self.layout.dtypes[section])
+                if share is None or anchor is None:
+                    x = numerator(z, anchor, before)
+                else:  # what the optimizer has done since the last exchange counts as in step()
+                    x = add_update(anchor.clone(), z, share).mul_(before)
                 for message in self.pending.arrived(section) if self.pending else ():
                     x = x + message
                 part.copy_(x)
@@ -188,7 +202,7 @@ class BoundPushSum(BoundParameters):
     def restart(self, weight: float) -> None:
         """Start anew from the parameters as they are, with ``weight``; those of others may vary."""
         if self.anchor is None and not self.biased:
-            self.anchor = new_anchor(self.site, self.layout)
+            self.anchor = empty_slices(self.site, self.layout)
         self.reset()
         self.weight = self.mass_given = weight
 
@@ -328,11 +342,6 @@ class BoundPushSum(BoundParameters):
             z = flat_view(self.site.parameters[name])
             assert z is not None, "checked at attach, and strides do not change"
             yield z, place.section, slice(place.offset, place.offset + z.numel())
-
-
-def new_anchor(site: Site, layout: Layout) -> list[Tensor]:
-    """Return zeros for an anchor, flat by section, in the dtype of sums."""
-    return [site.slice(part).clone() for part in layout.wide(site.device, site.chunks)]
 
 
 def _fault_of_weight(weight: float) -> str | None:

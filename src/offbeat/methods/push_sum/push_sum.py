@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, final
 
-from offbeat.exchange import ParameterExchange, Site
+from offbeat.exchange import ParameterExchange, Site, empty_slices
 from offbeat.exchange.guard import Guard, Nonfinite
 from offbeat.exchange.interface import OnLoss
 from offbeat.functional import Layout, flat_view
 from offbeat.kernels.dispatch import push_sum_passes
-from offbeat.methods.push_sum.bound import BoundPushSum, new_anchor
+from offbeat.methods.push_sum.bound import BoundPushSum
 from offbeat.methods.push_sum.gossip import gossip_round
 from offbeat.methods.push_sum.graphs import (
     agree_on_graphs,
@@ -126,7 +126,7 @@ class PushSum(ParameterExchange):
         empty = [site.slice(f).clone() for f in flat or layout.empty(site.device)]
         keeps = not self.overlap and keeps_weights(self.topology, site.size)
         varies = not keeps or site.weights is not None or layout.is_rounded
-        anchor = new_anchor(site, layout) if varies and not self.biased else None
+        anchor = empty_slices(site, layout) if varies and not self.biased else None
         rounds = []
         if site.group is not None:
             given = self.topology, site.group, empty, self.wire
