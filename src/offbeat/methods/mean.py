@@ -151,7 +151,8 @@ class BoundMean(Engine[Message]):
     def _spread_nonfinite(self) -> None:
         # Only the owner has the gradients of its layers. If it alone skipped its step, the node
         # would make a part of an update, and its ranks would continue with different loss scales.
-        grads = [p.grad for p in self.site.registered.values() if p.grad is not None]
+        found = [p.grad for p in self.site.registered.values() if p.grad is not None]
+        grads = [grad for grad in found if grad.numel()]
         bad = torch.zeros(1, device=message_device(self.group))
         if grads:
             norms = torch.stack(torch._foreach_norm(grads, ord=torch.inf))

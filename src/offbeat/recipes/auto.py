@@ -6,6 +6,7 @@ from offbeat.exchange import Algorithm
 from offbeat.exchange.algorithm import Auto
 from offbeat.recipes.gradients import ddp
 from offbeat.recipes.recipe import recipe
+from offbeat.settings import check_values
 
 EXACT = "ddp()", "ddp(bucket_mb=4)", "ddp(bucket_mb=100)"
 CANDIDATES = (
@@ -44,5 +45,9 @@ def auto(*, candidates: Sequence[str] | None = None, exact: bool = False) -> Alg
     """
     if exact and candidates is not None:
         raise ValueError("exact=True with candidates: it has its own; leave one of both out")
+    check_values(auto, {"exact": exact})
+    is_list = isinstance(candidates, list | tuple) and all(isinstance(c, str) for c in candidates)
+    if candidates is not None and not (is_list and candidates):
+        raise ValueError(f"candidates={candidates!r}, expected a list of algorithms as text")
     chosen = tuple(candidates or (EXACT if exact else CANDIDATES))
     return ddp().chosen_by(Auto(chosen))

@@ -62,7 +62,8 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | No
     tensor(5.)
     """
     held = [*parameters]
-    grads = [_entries(parameter.grad) for parameter in held if parameter.grad is not None]
+    found = [_entries(parameter.grad) for parameter in held if parameter.grad is not None]
+    grads = [grad for grad in found if grad.numel()]  # torch has no maximum of nothing
     # A member without gradients would otherwise round the norm to float32, and clip by another one.
     norm = get_total_norm(grads, norm_type) if grads else held[0].new_zeros(())
     if group is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from offbeat.functional import Layout, pack
+from offbeat.methods.adasum.adasum_update import AdasumUpdate
 from offbeat.methods.adasum.method import Method, build_reduction
 from offbeat.methods.adasum.participants import Participants
 from offbeat.methods.adasum.slice_layout import SliceLayout
@@ -48,8 +49,9 @@ def adasum_all_reduce(
         A :class:`~offbeat.transport.handle.Handle` with ``async_op``, else None.
 
     Raises:
-        ValueError: on all ranks, before a tensor is changed, if one is not finite, if there is
-            none, or if one is not of floats; without a process group.
+        ValueError: on all ranks, before a tensor is changed, if one is not finite; on this rank if
+            there is none, if one is not dense or not of floats, for other settings than those of
+            :class:`offbeat.methods.AdasumUpdate`, and without a process group.
 
     Bytes sent: 2 (P-1)/P of the tensors', and inner products, as for
     :class:`offbeat.methods.AdasumUpdate`. Extra memory: twice the tensors'.
@@ -65,13 +67,14 @@ def adasum_all_reduce(
     >>> ThreadWorld(2).run(work)
     [tensor([1.2500, 0.7500]), tensor([1.2500, 0.7500])]
     """
+    AdasumUpdate(wire=wire, method=method)  # refuses what it does not know
     members = group if isinstance(group, Group) else Group.of(group)
     named = {str(index): tensor.detach() for index, tensor in enumerate(tensors)}
-    wrong = [str(t.dtype) for t in named.values() if not t.is_floating_point()]
+    wrong = next(filter(None, map(_fault, named.values())), None)
     if wrong or not named:
         raise ValueError(
-            f"adasum_all_reduce got {len(named)} tensors{', of ' + wrong[0] if wrong else ''}; "
-            "pass one or more tensors of floats"
+            f"adasum_all_reduce got {len(named)} tensors{', one ' + wrong if wrong else ''}; "
+            "pass one or more dense tensors of floats"
         )
     layout = Layout.of(named, members.size)
     flat = layout.empty(message_device(members, next(iter(named.values())).device))
@@ -99,3 +102,12 @@ def adasum_all_reduce(
         return handle
     handle.wait()
     return None
+
+
+def _fault(tensor: Tensor) -> str | None:
+    if not tensor.is_floating_point():
+        return f"of {tensor.dtype}"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return "an expanded view" if any(n > 1 and not stride for n, stride in strides) else None

@@ -157,8 +157,10 @@ def _probe(build: Builder, outer: object) -> dict[str, Any]:
         with torch.inference_mode(False), torch.device("cpu"):
             optimizer = build([parameter])
             optimizer.step()
+            if not parameter.isfinite().all():
+                raise ValueError("a step by a gradient of 0 is not finite")
             return dict(optimizer.state[parameter])
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # optimizers do not check all that they are given
         raise ValueError(
             f"outer={outer!r}: {error}; give a text such as 'SGD(lr=0.7, momentum=0.9)', or a "
             "function that takes a list of parameters and returns a torch.optim.Optimizer"
