@@ -173,10 +173,8 @@ class BoundPushSum(BoundParameters):
         views = self.layout.views(flat)
         pack(views.values(), site.parameters.values())
         grown, share = self._entering()
-        weight = before = self.weight + grown
-        if self.pending is not None:
-            self.pending.wait()
-            weight += self.pending.weight_arrived
+        before = self.weight + grown
+        weight = before + self._read_pending_weight()
         if site.group is not None:
             for section, part in enumerate(site.slice(f) for f in flat):
                 anchor = self.anchor[section] if self.anchor else None
