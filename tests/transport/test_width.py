@@ -3,6 +3,7 @@
 import os
 import random
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -92,8 +93,8 @@ def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> N
 
     def trained() -> list[Tensor]:
         torch.manual_seed(0)
-        models = iter([torch.nn.Linear(300, 200) for _ in range(3)])
-        rows = simulate(offbeat.algorithm(recipe), lambda: next(models), loss, steps=4, size=3)
+        model = torch.nn.Linear(300, 200)
+        rows = simulate(offbeat.algorithm(recipe), lambda: deepcopy(model), loss, steps=4, size=3)
         return [row[-1]["weight"] for row in rows]
 
     before = sockets()
