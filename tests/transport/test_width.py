@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -102,7 +103,10 @@ def test_training_is_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> N
     monkeypatch.setenv(CONNECTIONS, str(WIDTH))
     for a, b in zip(one, trained(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)  # sums in another order
-    assert sockets() <= before + 3  # all are closed
+    until = time.monotonic() + 10
+    while sockets() > before + 3:  # all are closed, on a busy machine a moment later
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def widths(replica: offbeat.Replica) -> dict[str, set[int]]:
