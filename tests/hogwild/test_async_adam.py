@@ -243,6 +243,21 @@ def test_a_coordinate_met_late_moves_by_the_step_size(dtype: torch.dtype, sparse
     assert optimizer.state[parameter]["updates"].flatten().tolist() == [300, 12]
 
 
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_a_count_of_updates_stays_at_the_largest_number(is_contiguous: bool) -> None:
+    """By a kernel, and by torch."""
+    shape = torch.zeros(2, 3) if is_contiguous else torch.zeros(3, 2).t()
+    weight = nn.Parameter(shape)
+    optimizer = AsyncAdam([weight], lr=0.1, bias_correction="coordinate")
+    counts = optimizer.state[weight]["updates"]
+    counts.fill_(2**31 - 2)
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert torch.equal(counts, torch.full_like(counts, 2**31 - 1))
+    assert weight.isfinite().all()
+
+
 @pytest.mark.parametrize(("moments", "correction"), [("shared", "step"), ("private", "coordinate")])
 def test_saving_loading_and_continuing_equals_never_stopping(moments: str, correction: str) -> None:
     straight, resumed = weight(), weight()
@@ -288,6 +303,12 @@ def test_all_state_is_shared_before_the_first_step() -> None:
 BAD = [
     ({"lr": -1.0}, "lr=-1.0, expected a number, 0 or more"),
     ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\), expected two numbers in"),
+    ({"betas": (0.9,)}, r"betas=\(0.9,\), expected two numbers in"),
+    ({"betas": 0.9}, r"betas=0.9, expected two numbers in"),
+    (
+        {"betas": (0.9, 0.999999), "bias_correction": "coordinate"},
+        "with bias_correction='coordinate', expected at most 0.99999",
+    ),
     ({"eps": -1.0}, "eps=-1.0"),
     ({"weight_decay": -1.0}, "weight_decay=-1.0"),
     ({"moments": "own"}, "moments='own', expected 'shared' or 'private'"),

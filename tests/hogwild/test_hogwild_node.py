@@ -65,5 +65,8 @@ def test_nodes_start_alike_and_are_equal_after_finish(recipe: str) -> None:
 def test_gradient_methods_and_private_models_are_refused() -> None:
     with pytest.raises(ValueError, match="exchanges gradients, which stay with the workers"):
         NodeReplica(embedding(0.0), offbeat.ddp())
+    for text in ("local_sgd(every=1) for 2 steps, then ddp", "auto"):
+        with pytest.raises(ValueError, match="exchanges gradients, which stay with the workers"):
+            NodeReplica(embedding(0.0), offbeat.algorithm(text))
     with pytest.raises(ValueError, match=r"\['weight'\] are not in shared memory"):
         NodeReplica(nn.Embedding(3, 2), offbeat.sgp())

@@ -2,7 +2,7 @@
 
 from math import sqrt
 
-from torch import Tensor
+from torch import Tensor, iinfo
 
 
 def adam_step_size(lr: float, betas: tuple[float, float], t: int) -> float:
@@ -82,7 +82,9 @@ def masked_adam(
     m[where], v[where] = first, second
     kept = theta[where].mul_(1.0 - decay)
     if counts is not None:
-        counts[where] = updates = counts[where] + 1
+        updates = counts[where]
+        updates += updates < iinfo(counts.dtype).max
+        counts[where] = updates
         n = updates.double()  # a power in 16 bits would stay at 1
         first = first.mul(((1.0 - betas[1] ** n).sqrt() / (1.0 - betas[0] ** n)).to(first.dtype))
     theta[where] = kept.addcdiv_(first, second.sqrt().add_(eps), value=-alpha)

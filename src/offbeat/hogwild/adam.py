@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from offbeat.functional import adam_step_size
 from offbeat.hogwild import worker
 from offbeat.hogwild.target import Target
+from offbeat.kernels.bias_correction import corrections
 from offbeat.settings import at_least, check_values
 
 LINE = 8  # int64 in a cache line: the counters of two workers never share one
@@ -110,6 +112,8 @@ class AsyncAdam(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         _check_settings(group)
+        if self.bias_correction == "coordinate":
+            corrections(tuple(group["betas"]), np.dtype(np.float64))
         for parameter in group["params"]:
             _check_parameter(parameter)
             parameter.share_memory_()
@@ -270,8 +274,9 @@ def _check_settings(group: dict[str, Any]) -> None:
     names = ("lr", "eps", "weight_decay")
     values = {n: v.item() if isinstance(v := group[n], Tensor) else v for n in names}
     check_values(AsyncAdam.__init__, values)
-    b1, b2 = group["betas"]
-    if not (0.0 <= b1 < 1.0 and 0.0 <= b2 < 1.0):
+    betas = group["betas"]
+    is_pair = isinstance(betas, list | tuple) and len(betas) == 2
+    if not (is_pair and all(isinstance(b, int | float) and 0.0 <= b < 1.0 for b in betas)):
         raise ValueError(f"betas={group['betas']!r}, expected two numbers in [0, 1)")
 
 

@@ -61,7 +61,7 @@ class NodeReplica:
                 f"parameters {unshared[:3]} are not in shared memory, where workers would update "
                 "them; build AsyncAdam first, or call model.share_memory()"
             )
-        if algorithm.gradients is not None:
+        if algorithm.auto is not None or any(each.gradients for each in algorithm.phases):
             raise ValueError(
                 f"{algorithm} exchanges gradients, which stay with the workers; use one that "
                 "exchanges parameters only, such as offbeat.sgp() or offbeat.local_sgd()"

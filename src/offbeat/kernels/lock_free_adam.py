@@ -16,6 +16,7 @@ from offbeat.kernels.prefetch import prefetch
 # None, or the number of updates of every coordinate and the factors of the step by that number;
 # numba compiles each of the two cases on its own.
 Counted = Any
+MOST = np.int32(2**31 - 1)
 LINE = 64  # bytes of a cache line
 AHEAD = 4  # rows
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
@@ -32,9 +33,12 @@ def is_finite(g: Array) -> bool:
 
 @inlined
 def correction(counts: Array, factors: Array, i: int) -> Any:
-    """Count an update of coordinate ``i``; return the factor of its step."""
+    """Count an update of coordinate ``i``; return the factor of its step.
+
+    The count stays at the largest int32, long after the last factor.
+    """
     before = counts[i]
-    counts[i] = before + 1
+    counts[i] = before + np.int32(before < MOST)
     return factors[min(before, factors.shape[0] - 1)]
 
 

@@ -151,6 +151,12 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
                 f"{self.classes_!r}"
             )
+        kinds = self.moments == "private", self.bias_correction == "coordinate"
+        if kinds != (self.descent_.private, self.descent_.by_coordinate):
+            raise ValueError(
+                f"moments={self.moments!r}, bias_correction={self.bias_correction!r} differ from "
+                "those of the first partial_fit(); begin anew with fit() or a clone"
+            )
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise ValueError(f"y holds {unknown[:3]}, which are not among the classes; name them "
