@@ -1,6 +1,7 @@
 """Every recipe trains a compiled model, whose gradients come in parts, as a plain one."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +52,32 @@ def compiled_once() -> Iterator[None]:
         loss(traced(), 0, 0).backward()
         yield
         assert counters["unique_graphs"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"options": {"epilogue_fusion": False}}, {"epilogue_fusion": False}),
+        ({"mode": "reduce-overhead"}, {"triton.cudagraphs": True}),
+    ],
+    ids=["options", "mode"],
+)
+def test_modes_and_options_are_those_of_inductor(
+    given: Any, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts_by_aot_eager(monkeypatch)
+    quick, found = torch._dynamo.lookup_backend("aot_eager"), list[Any]()
+
+    def compiler(graph: Any, inputs: Any, config_patches: dict[str, Any]) -> Any:
+        found.append(config_patches)
+        return quick(graph, inputs)
+
+    monkeypatch.setattr("torch._dynamo.lookup_backend", lambda _: compiler)
+    model = Traced()
+    model.compile(backend="offbeat", **given)
+    loss(model, 0, 0).backward()
+    assert found
+    assert all(expected.items() <= patches.items() for patches in found)
 
 
 @pytest.mark.usefixtures("compiled_once")

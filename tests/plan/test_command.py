@@ -93,7 +93,7 @@ def test_a_script_is_profiled_once_and_its_profile_kept(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--rate", "1gb"), "rate: got '1gb', expected a number with kbit, mbit or gbit"),
-        (("--inside", "fast"), "rate: got 'fast'"),
+        (("--inside", "fast"), "inside: got 'fast'"),
         (("--rate", "9" * 400 + "gbit"), "mbit or gbit, from 1kbit to 1000000gbit; for example"),
         (("--latency", "5"), "latency: got '5', expected a number with ns, us, ms or s"),
         (("--nodes", "4,2"), "nodes: got '4,2', expected ascending whole numbers"),

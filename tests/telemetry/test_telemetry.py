@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim import SGD
 
 import offbeat
-from offbeat.telemetry.recording import read_run
+from offbeat.telemetry.recording import Recording, read_run
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 from problems import Quadratic, loss
@@ -221,6 +221,24 @@ def test_writers(tmp_path: Path) -> None:
     tags = {"last/bytes_sent", "total/bytes_sent", "measures/orthogonality", "run/loss"}
     assert set(events.Tags()["scalars"]) == tags
     assert events.Scalars("total/bytes_sent")[0].value == 9
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    """By a kill in the middle of it; the next process goes on in the same file."""
+    path = tmp_path / "rank0.jsonl"
+    for rank in range(2):
+        with offbeat.JsonLines(path) as write:
+            write(
+                {"event": "attached", "nodes": [[0, 1]], "algorithm": "ddp()"},
+                rank=rank,
+                exchanges="",
+            )
+        if rank == 0:
+            path.write_bytes(path.read_bytes() + b'{"event": "st')
+    recording = Recording(path)
+    with pytest.warns(RuntimeWarning, match="rank0.jsonl: a line was cut off"):
+        recording.update()
+    assert (recording.replicas, recording.rank) == (2, 1)
 
 
 @pytest.mark.parametrize("where", ["a full disk", "a folder that cannot be made"])

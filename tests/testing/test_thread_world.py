@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,14 @@ def many_collections() -> Iterator[None]:
     gc.set_threshold(1)
     yield
     gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"size": -1}, {"size": 2.0}, {"size": 2, "nodes": [[0, 1]]}], ids=str
+)
+def test_a_world_has_ranks(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give size, 1 or more, or nodes"):
+        ThreadWorld(**given)
 
 
 def test_no_collection_stops_ranks_that_ask_for_the_random_state(many_collections: None) -> None:

@@ -147,6 +147,8 @@ def test_one_worker_trains_alone() -> None:
         ("ddp('bf16')", "Mean\\(wire='bf16'\\): virtual workers know wire=None only"),
         ("sgp(wire='bf16')", "PushSum\\(wire='bf16'\\)"),
         ("lags('adaptive')", "densities that are no measurements"),
+        ("alone for 2 steps, then local_sgd", "changes its exchanges, which is not simulated"),
+        ("auto", "changes its exchanges"),
         ("lags(momentum=0.5)", "TopK\\(momentum=0.5\\)"),
     ],
 )

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import final
 
@@ -82,6 +83,8 @@ class Experiment:
         for name, value in (("rounds", self.rounds), ("steps", self.steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: got {value}, expected 1 or more")
+        if self.target_loss is not None and not isfinite(self.target_loss):
+            raise ValueError(f"target loss: got {self.target_loss}, expected a number")
         if self.env_only and self.steps is not None:
             raise ValueError(
                 f"steps: got {self.steps} with --env-only, which adds nothing to the command line "

@@ -145,7 +145,7 @@ def fabrics(
 ) -> tuple[Fabric, ...]:
     """Return the networks of all sizes; ``texts`` are the rate, the latency and the rate inside."""
     expected = "a number with ns, us, ms or s; for example 100us"
-    rate, inside = parse_rate(texts[0]), parse_rate(texts[2])
+    rate, inside = parse_rate(texts[0]), parse_rate(texts[2], name="inside")
     latency = quantity.parse(texts[1], "latency", quantity.TIME_UNITS, expected)
     sites = Sites.of(Links.parse(sites=far["sites"], between=far["between"]))
     first = Fabric(

@@ -19,7 +19,8 @@ def host_store(port: int) -> TCPStore:
     try:
         return TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
     except (DistNetworkError, TypeError) as error:  # the latter for what is no port
-        why = str(error).splitlines()[0]
+        is_port = isinstance(error, DistNetworkError)
+        why = str(error).splitlines()[0] if is_port else "it is no port"
         raise ValueError(
             f"port {port}: no store can listen there ({why}); end what runs there, or pass another "
             "port, below 65536"

@@ -66,6 +66,8 @@ def total_norm(parameters: Iterable[Tensor], norm_type: float, group: Group | No
     grads = [grad for grad in found if grad.numel()]  # torch has no maximum of nothing
     # A member without gradients would otherwise round the norm to float32, and clip by another one.
     norm = get_total_norm(grads, norm_type) if grads else held[0].new_zeros(())
+    if group is not None and norm.dtype.itemsize == 2:
+        norm = norm.float()  # 16 bits would be rounded twice
     if group is None:
         return norm
     mine = norm.to(message_device(group, norm.device), torch.float64).view(1)

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, final
 
+from offbeat.kit.warning import warn
+
 
 @final
 @dataclass(frozen=True)
@@ -91,7 +93,12 @@ class Recording:
             text, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(text) + len(newline)
         for line in text.splitlines():
-            self._parse_event(json.loads(line))
+            try:
+                event = json.loads(line)
+            except ValueError:
+                warn(f"{self.path}: a line was cut off and is left out: {ascii(line)[:60]}")
+            else:
+                self._parse_event(event)
 
     def _parse_event(self, line: dict[str, Any]) -> None:
         match line["event"]:

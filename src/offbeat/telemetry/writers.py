@@ -31,6 +31,8 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Line-buffered, so that a crash loses no completed line.
         self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        if self._file.tell() and not Path(path).read_bytes().endswith(b"\n"):
+            self._file.write("\n")  # of a process that was killed in the middle of a line
 
     def __call__(self, stats: Stats, **more: Any) -> None:
         """Write ``replica.stats()`` and further values of this step as one line."""

@@ -215,6 +215,9 @@ def test_refuses_what_does_not_fit() -> None:
             LagsState(host.model, "adaptive", process_group=host.group)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="needs the learning rate"):
             LagsState(host.model, units="lr", process_group=host.group)
+        for module in (nn.EmbeddingBag(3, 2, sparse=True), nn.Identity()):
+            with pytest.raises(ValueError, match="dense gradients of trained parameters, got"):
+                LagsState(module, process_group=host.group)
         other = LagsState(nn.Linear(30, 30), process_group=host.group)
         with pytest.raises(ValueError, match="no sparse layer of that name"):
             other.load_state_dict(host.state.state_dict())

@@ -61,8 +61,13 @@ class LagsState:
         self.exchange = TopK(density=density, selection=selection, units=units)
         if isinstance(density, str):
             raise ValueError("density='adaptive' needs offbeat.replicate(); pass numbers here")
-        module = model.module if isinstance(model, DistributedDataParallel) else model
-        parameters = Exchanged(module).trained
+        exchanged = Exchanged(model.module if isinstance(model, DistributedDataParallel) else model)
+        parameters = exchanged.trained
+        if exchanged.sparse or not parameters:
+            found = f"sparse gradients of {sorted(exchanged.sparse)}" if parameters else "none"
+            raise ValueError(
+                f"LagsState exchanges dense gradients of trained parameters, got {found}"
+            )
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         if unfit := self.exchange.fault(parameters, optimizers):
             raise ValueError(unfit)
@@ -183,7 +188,11 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         flat = flat_view(grad)
         assert flat is not None, "buckets hold gradients without gaps"
-        name = state.names[id(parameter)]
+        if (name := state.names.get(id(parameter))) is None:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} was frozen, or another one, when "
+                "LagsState was made; make it after the DistributedDataParallel"
+            )
         if k := state.count_kept(name, parameter):
             values, chosen = _select(state, name, grad, k)
             sparse.append((values, chosen + (int(flat.storage_offset()) - first)))
@@ -229,7 +238,7 @@ def _select(state: LagsState, name: str, grad: Tensor, k: int) -> tuple[Tensor, 
     state.touched.add(name)
     acc = residual.next.whole
     chosen = state.select(acc, [(0, acc.numel(), k)])
-    if not scale.rate:  # zeros, unless one is not finite
+    if not scale.to_grad:  # zeros, unless one is not finite
         return acc[chosen].mul_(scale.to_grad), chosen
     values = extract(acc, chosen)
     # Where no rank has used the parameter, DDP drops what arrives: one without a gradient, which

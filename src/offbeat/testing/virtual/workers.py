@@ -71,6 +71,11 @@ class VirtualWorkers:
         optimizer: Callable[[Any], Optimizer] = lambda parameters: SGD(parameters, lr=0.1),
     ) -> None:
         """Copy the parameters into every row."""
+        if algorithm.then is not None or algorithm.auto is not None:
+            raise ValueError(
+                f"{algorithm} changes its exchanges, which is not simulated; use one algorithm, or "
+                "offbeat.testing.simulate"
+            )
         rows = Rows(nodes or [[worker] for worker in range(size)], _layers(model))
         if (fault := _fault(model, rows, size if nodes else 0)) is not None:
             raise ValueError(fault)
