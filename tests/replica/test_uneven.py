@@ -284,6 +284,41 @@ def test_a_loss_and_a_join_among_uneven_ranks(text: str, is_sized: bool) -> None
         np.testing.assert_allclose(end, first[2], rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_is_lost_and_comes_back_between_two_batches() -> None:
+    """The ranks are the same in the next batch, but one of them begins."""
+
+    def train(world: World, dies: bool) -> tuple[int, int, int, int] | None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, elastic=True, weighted=True)
+        seen = 0
+        for batch in replica.uneven(range(8)):
+            time.sleep(0.8 if replica.steps in (2, 3, 4) else 0.02)
+            loss(model, world.rank, batch).backward()
+            model.zero_grad()
+            seen += 1
+            if dies and seen == 3:
+                links = replica._connection.links
+                assert links is not None
+                links.heartbeat._end_thread()
+                return None
+            replica.step()
+        found = seen, replica.steps, len(replica.lost), len(replica.joined)
+        replica.detach()
+        return found
+
+    def work(world: World) -> tuple[int, int, int, int] | None:
+        return (world.rank == 1 and train(world, True)) or train(world, False)
+
+    first, back, third = ThreadWorld(3).run(work)
+    assert first == third
+    assert back is not None
+    assert first is not None
+    assert back[0] == 8, "each of its batches"
+    assert back[1:] == first[1:]
+    assert first[2:] == (1, 1)
+
+
 def test_uneven_is_declared_at_the_attach() -> None:
     def worker(world: World) -> None:
         replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)

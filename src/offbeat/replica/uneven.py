@@ -1,16 +1,24 @@
 """Batches that end on all ranks together, however many each one has."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 Batch = TypeVar("Batch")
-Place = tuple[int, Sequence[int], int]  # the steps of a replica, its ranks, and their first step
 _END: Any = object()
 _NONE: Any = object()
+
+
+class Place(NamedTuple):
+    """Where a rank is: its steps, who trains, how often that has changed, and since which step."""
+
+    steps: int
+    ranks: Sequence[int]
+    changes: int
+    since: int
 
 
 @final
@@ -63,7 +71,7 @@ class Uneven(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches, then one of them again; all ranks begin together."""
         length, self._repeated, self._begun = self._length(), [], 0
-        most, ranks = self._agree(length), self._place()[1]
+        most, changes = self._agree(length), self._place().changes
         self._most, own, last = most, iter(self._batches), self._filler
         try:
             while most is None or len(self._repeated) < most:
@@ -76,12 +84,13 @@ class Uneven(Generic[Batch]):
                 if not self._is_ahead:
                     self.begin()
                 yield self._filler if is_out and self._filler is not _NONE else last
-                steps, now, since = self._place()
-                # Not before all have come to the step in which the first has found a loss.
-                if now != ranks and steps > since:
+                now = self._place()
+                # Not before all have come to the step in which the first has found a loss. A rank
+                # that is lost may have come back meanwhile.
+                if now.changes != changes and now.steps > now.since:
                     trained = len(self._repeated)
                     own_left = None if length is None else max(0, length - trained)
-                    ranks, left = now, self._agree(own_left, last is _NONE)
+                    changes, left = now.changes, self._agree(own_left, last is _NONE)
                     most = None if left is None else trained + left
         finally:
             if not self._is_ahead:
@@ -89,7 +98,7 @@ class Uneven(Generic[Batch]):
 
     def begin(self) -> None:
         """Note that the next backward is that of the next batch."""
-        is_repeated, steps = self._repeated[self._begun], self._place()[0]
+        is_repeated, steps = self._repeated[self._begun], self._place().steps
         self._begun += 1
         if not is_repeated:
             self._trained_in = steps
@@ -136,7 +145,7 @@ class Uneven(Generic[Batch]):
     def _require_filler(self, found: Sequence[str]) -> None:
         if "none" in found and {*found} != {"none"}:
             # One that is lost since is in what all have found, but not in the place.
-            ranks = self._place()[1]
+            ranks = self._place().ranks
             rank = ranks[min(found.index("none"), len(ranks) - 1)]
             raise ValueError(
                 f"rank {rank} has no batch to repeat while others train; pass one of the same form "

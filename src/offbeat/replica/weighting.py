@@ -57,7 +57,9 @@ class Weighting:
 
     def place(self, steps: int) -> Place:
         """Return where this rank is after ``steps``, for :class:`Uneven`."""
-        return steps, self._members.world.ranks, self._members.exchanges_from
+        members = self._members
+        changes = len(members.lost) + len(members.joined)
+        return Place(steps, members.world.ranks, changes, members.exchanges_from)
 
     def run_out(self, is_out: bool) -> None:
         """Note whether this rank is out of data: its steps stand for nothing."""
