@@ -571,6 +571,72 @@ def test_what_does_not_fit_is_told_to_the_newcomer_alone(
         assert (stats["joined"], stats["lost"], stats["size"]) == ([], [], 3)
 
 
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [("sgp('bipartite')", "pairs need an even number"), ("sgp(biased=True)", "biased=True takes")],
+)
+def test_a_rank_for_which_a_later_phase_has_no_place_is_refused(later: str, said: str) -> None:
+    told, ends, text = threading.Event(), list[int](), f"{CONTINUE} for 100000 steps, then {later}"
+    crowd = Crowd(2, lambda world: until_told(attach(world, text), told, ends))
+    results = run_with_intruder(crowd, crowd.world.newcomer(), text, Quadratic, told)
+    assert said in str(results[2])
+    assert [stats["joined"] for stats in results[:2]] == [[], []]
+
+
+def test_calls_that_follow_a_step_are_made_by_one_that_joins_too() -> None:
+    """As the page shows: in the step in which it joins the others go on below ``step()``."""
+
+    def work(world: World) -> tuple[int, int]:
+        replica = attach(world, "local_sgd(every=2)")
+        shown = 0
+
+        def after_step() -> None:
+            nonlocal shown
+            with replica.consensus():
+                shown += 1
+
+        if replica.is_new:
+            after_step()
+        until = None
+        while until is None or replica.steps < until:
+            replica.step()
+            after_step()
+            if until is None and replica.joined:
+                until = replica.joined[0]["step"] + 10
+        replica.detach()
+        return replica.steps, shown
+
+    crowd = Crowd(2, work)
+    crowd.come(crowd.world.newcomer(), after=0.3)
+    (steps, _), *others = crowd.all()
+    assert [each for each, _ in others] == [steps, steps]
+    assert others[-1][1] == 10, "once before its first step"
+
+
+@pytest.mark.parametrize("wrong", [{"size": "2"}, {"rank": "0"}, {"ranks_per_node": "1"}], ids=str)
+def test_numbers_of_ranks_are_whole(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected a whole number"):
+        World.at(HashStore(), **{"size": 2, "rank": 0, **wrong})
+
+
+def test_what_cannot_be_handed_over_is_refused_at_once() -> None:
+    """Otherwise every rank that joins would be refused."""
+
+    def work(world: World) -> None:
+        replica = attach(world, CONTINUE)
+        for name, value, said in (
+            ("schedule", object(), "which has no state_dict"),
+            (3, replica.model, "expected a text"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                replica.register(name, value)
+        with pytest.raises(ValueError, match="expected a function without arguments"):
+            replica.follow(None)
+        replica.detach()
+
+    ThreadWorld(1).run(work)
+
+
 @pytest.mark.fault("a rank leaves in the step in which another joins", "the others do not wait")
 def test_a_rank_leaves_in_the_step_of_a_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """So slow that all hear of it in that step, the new rank too."""

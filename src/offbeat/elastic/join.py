@@ -30,6 +30,7 @@ from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
 from offbeat.liveness.heartbeats.status_record import JoinRequest, StatusRecord
 from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import TIMEOUT
+from offbeat.recipes.composed import compose
 from offbeat.transport.links import Links
 from offbeat.transport.meter import Meter
 from offbeat.transport.run.membership import Membership, read_membership
@@ -303,9 +304,13 @@ class JoinAttempts:
             time.sleep(SOON)
 
     def _growth_fault(self, membership: Membership, by: int = 1) -> str | None:
-        exchange = self.filler.algorithm.parameters
-        present = membership.ranks if self.mates is None else membership.nodes
-        return None if exchange is None else exchange.growth_fault(len(present) + by)
+        """Why the run could not go on with so many more, now or in a later phase."""
+        planned, now = self.filler.algorithm, self.store.get(PRESENT).decode()
+        algorithms = [*planned.phases, *([] if now == repr(planned) else [compose(now)])]
+        size = len(membership.ranks if self.mates is None else membership.nodes) + by
+        exchanges = (each.parameters for each in algorithms)
+        faults = (exchange.growth_fault(size) for exchange in exchanges if exchange is not None)
+        return next(filter(None, faults), None)
 
     def _node_fault(self, membership: Membership) -> str | None:
         here, there = self.world.nodes[self.world.node], membership.nodes[0]

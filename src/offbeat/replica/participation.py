@@ -93,6 +93,11 @@ class Participation:
         ``is_saved``: the state, without tensors, is part of :meth:`~Replica.state_dict`, and loaded
         with it.
         """
+        if not isinstance(name, str):
+            raise ValueError(f"register() got the name {name!r}, expected a text")
+        for verb in ("state_dict", "load_state_dict"):
+            if not callable(getattr(stateful, verb, None)):
+                raise ValueError(f"register({name!r}) got {stateful!r}, which has no {verb}()")
         self._members.register(name, stateful, is_saved)
 
     def follow(self, adopt: Callable[[], object]) -> None:
@@ -100,6 +105,8 @@ class Participation:
 
         For hosts that number the ranks: whoever saves or logs may be lost in any call. Local.
         """
+        if not callable(adopt):
+            raise ValueError(f"follow() got {adopt!r}, expected a function without arguments")
         self._followers.append(adopt)
 
     def gather(self, text: str) -> list[str]:

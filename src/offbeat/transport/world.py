@@ -143,6 +143,10 @@ class World:
         >>> World.at(HashStore(), size=6, rank=2, ranks_per_node=2).nodes
         ((0, 1), (2, 3), (4, 5))
         """
+        numbers = {"size": size, "rank": rank, "ranks_per_node": ranks_per_node}
+        for name, number in numbers.items():
+            if not isinstance(number, int) and (name, number) != ("rank", None):
+                raise ValueError(f"{name}={number!r}, expected a whole number")
         if ranks_per_node < 1 or size % ranks_per_node or (rank is None and ranks_per_node > 1):
             raise ValueError(
                 f"ranks_per_node={ranks_per_node} with size={size}, rank={rank}, expected a "
