@@ -4,6 +4,7 @@ The references are written apart: torch in one process, with the members of ever
 """
 
 import math
+import multiprocessing
 import os
 import random
 import signal
@@ -527,8 +528,18 @@ def _leave_by_signal(rank: int, results: Any, text: str) -> None:
     replica.finish()
     state = [p.tolist() for p in model.parameters()]
     lost = replica.stats()["lost"]
-    results.put((rank, {"state": state, "longest": longest, "lost": lost}))
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
+    child.start()
+    time.sleep(0.5)  # Python forgets signals that come as it forks
+    child.terminate()
+    child.join()
+    ended = {"longest": longest, "lost": lost, "child": child.exitcode}
+    results.put((rank, {"state": state, **ended}))
     replica.detach()
+    results.close()
+    results.join_thread()
+    os.kill(os.getpid(), signal.SIGTERM)  # ends the process, as without offbeat
+    time.sleep(20)
 
 
 @pytest.mark.processes
@@ -541,7 +552,8 @@ def _leave_by_signal(rank: int, results: Any, text: str) -> None:
 def test_a_preempted_process_leaves(text: str) -> None:
     world = Spawned(_leave_by_signal, 4, text)
     said = dict(world.join(timeout=100))
-    assert [process.exitcode for process in world.processes] == [0] * 4
+    ends = [0 if rank == VICTIM else -signal.SIGTERM for rank in range(4)]
+    assert [process.exitcode for process in world.processes] == ends
     left = said.pop(VICTIM)["left"]
     assert left > 20
     first = next(iter(said.values()))
@@ -550,17 +562,27 @@ def test_a_preempted_process_leaves(text: str) -> None:
         (lost,) = result["lost"]
         assert lost == {"rank": VICTIM, "step": left - 1, "used": left, "left": 1}
         assert result["longest"] < 1.5, "no wait for a silence"
+        assert result["child"] == -signal.SIGTERM, "a child that is forked ends as before"
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("torn_at", ["call", "agreement"])
-@pytest.mark.parametrize("verb", ["finish", "consensus", "consensus_distance", "load_state_dict"])
+@pytest.mark.parametrize(
+    ("verb", "is_weighted"),
+    [
+        ("finish", False),
+        ("finish", True),
+        ("consensus", False),
+        ("consensus_distance", False),
+        ("load_state_dict", False),
+    ],
+)
 @pytest.mark.fault(
     "a rank is lost when finish(), consensus() or load_state_dict() has ended on some only",
     "the others have all made the call, or all make it again",
 )
 def test_a_call_ends_on_all_or_on_none(
-    verb: str, torn_at: str, monkeypatch: pytest.MonkeyPatch
+    verb: str, is_weighted: bool, torn_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise those for which it has ended are in the next one, and the others never end it."""
     armed = set[int]()
@@ -581,10 +603,12 @@ def test_a_call_ends_on_all_or_on_none(
     def tears(self: Any, name: str | None, call: Any, *more: Any) -> Any:
         return together(self, name, torn(call) if name == verb else call, *more)
 
-    def work(world: World) -> tuple[Array, Array, int] | None:
+    def work(world: World) -> tuple[Array, Array, Array, int] | None:
         model = Quadratic()
         algorithm = offbeat.algorithm("local_sgd(every=4)")
-        replica = offbeat.replicate(model, algorithm, mesh=world, elastic=True)
+        replica = offbeat.replicate(
+            model, algorithm, mesh=world, elastic=True, weighted=is_weighted
+        )
         saved = replica.state_dict()
         if world.rank == VICTIM:
             dying.add(threading.current_thread())
@@ -607,10 +631,11 @@ def test_a_call_ends_on_all_or_on_none(
             perish(replica._connection.links)
             return None
         assert len(replica.lost) <= 1
+        after = flat(snapshot(model))
         for _ in range(6):
             replica.step()
         replica.finish()
-        result = own, flat(snapshot(model)), len(replica.lost)
+        result = own, after, flat(snapshot(model)), len(replica.lost)
         replica.detach()
         return result
 
@@ -621,6 +646,11 @@ def test_a_call_ends_on_all_or_on_none(
     with pytest.warns(RuntimeWarning, match=r"ranks \[1\] are lost"):
         results = [found for found in ThreadWorld(4).run(work) if found]
     assert len(results) == 3
-    for _, end, losses in results:
-        np.testing.assert_array_equal(end, results[0][1])
+    own, given = [own for own, *_ in results], np.array([0.0] * 6 + [1.0] * 3)
+    # The average of those that make the call again; that of all where each has made it.
+    mean = np.mean(own if torn_at == "call" else [*own, own[0] + 2 * VICTIM * given], axis=0)
+    for _, after, end, losses in results:
+        np.testing.assert_array_equal(end, results[0][2])
+        if verb == "finish":
+            np.testing.assert_allclose(after, mean, rtol=0, atol=1e-12)
         assert losses == 1

@@ -31,11 +31,9 @@ def many_collections() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"size": -1}, {"size": 2.0}, {"size": 2, "nodes": [[0, 1]]}], ids=str
-)
+@pytest.mark.parametrize("given", [{}, {"size": -1}, {"size": 2.0}], ids=str)
 def test_a_world_has_ranks(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give size, 1 or more, or nodes"):
+    with pytest.raises(ValueError, match="expected 1 or more, or nodes"):
         ThreadWorld(**given)
 
 

@@ -5,6 +5,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 import torch
@@ -36,6 +37,7 @@ class Consensus:
         self._replaced: dict[str, Tensor] = {}
         self._modes: list[tuple[dict[str, Any], bool]] = []
         self.own: dict[str, Tensor] = {}  # copies by name, while the model shows the average
+        self._before: dict[str, Tensor] = {}  # likewise, while :meth:`set` may be repeated
 
     def show(self, steps: int) -> None:
         """Show the average, or the own values if that fails; all ranks call."""
@@ -60,6 +62,26 @@ class Consensus:
         for place, mode in self._modes:
             place["train_mode"] = mode
         self._replaced, self.own, self._modes = {}, {}, []
+
+    def set(self, verb: str, steps: int, **more: Any) -> "Compared":
+        """As :meth:`reach`, for good; repeated after a loss it begins with the same values.
+
+        Some ranks may have reached an average by then, of which those that are lost are a part.
+        """
+        held = self._held | self.model.buffers
+        if self._before:
+            pack([held[name] for name in self._before], self._before.values())
+        elif self._members.filler.is_elastic:
+            self._before = {name: tensor.detach().clone() for name, tensor in held.items()}
+        return self.reach(verb, steps, **more)
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Note at the end of the block that all ranks have made the call, or none will."""
+        try:
+            yield
+        finally:
+            self._before = {}
 
     def reach(
         self,

@@ -1,5 +1,6 @@
 """A signal upon which a rank leaves its run, such as the notice of a preemption."""
 
+import os
 import signal
 from types import FrameType
 
@@ -10,9 +11,11 @@ def leave_on_signal(replica: Replica, number: int = signal.SIGTERM) -> None:
     """Call :meth:`Replica.leave` when the signal comes; the second time what it did before.
 
     Call it in the main thread, as Python asks of whoever handles signals, and end the training
-    loop when ``replica.has_left``. The first signal does not end the process.
+    loop when ``replica.has_left``. The first signal does not end the process, unless the replica
+    is detached, or in a forked child.
 
-    Raises ``ValueError`` in another thread, or where a loss ends the run.
+    Raises ``ValueError`` in another thread, where a loss ends the run, and for what is no signal
+    that can be handled.
 
     >>> import inspect
     >>> list(inspect.signature(leave_on_signal).parameters)
@@ -20,8 +23,21 @@ def leave_on_signal(replica: Replica, number: int = signal.SIGTERM) -> None:
     """
     replica.require_may_leave()
 
+    process = os.getpid()
+
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before)
-        replica.leave()
+        try:
+            if os.getpid() == process:
+                return replica.leave()
+        except ValueError:  # it has nothing to leave
+            pass
+        os.kill(os.getpid(), number)
 
-    before = signal.signal(number, leave)
+    try:
+        before = signal.signal(number, leave)
+    except (OSError, TypeError) as error:
+        raise ValueError(
+            f"leave_on_signal() got {number!r}, expected a signal that can be handled, such as "
+            f"signal.SIGTERM ({error})"
+        ) from None

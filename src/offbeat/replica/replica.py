@@ -130,10 +130,12 @@ class Replica(Switched):
         """Merge everything in flight and set every replica to the average, buffers included.
 
         All ranks call, before the last evaluation or save; training may continue. Float buffers
-        are averaged, others come from the first rank.
+        are averaged, others come from the first rank. In an elastic run it holds one more model.
         """
         self._require_open()
-        self._recorder.finished(self._together("finish", self._finish))
+        with self._consensus.settling():
+            self._recorder.finished(self._together("finish", self._finish))
+        self.parameters.reset()
         self._members.settle(self.steps)
         self._watch.finished()
         self.is_averaged = True
@@ -337,6 +339,5 @@ class Replica(Switched):
         self.gradients.stepped()  # before we write parameters: a write is a sign of use
         distance, note = self._consensus.drift()
         self._note(note)
-        self._consensus.reach("finish", self.steps)
-        self.parameters.reset()
+        self._consensus.set("finish", self.steps)
         return distance

@@ -36,8 +36,8 @@ class ThreadWorld:
     """
 
     def __init__(self, size: int = 0, nodes: Sequence[Sequence[int]] | None = None) -> None:
-        if not isinstance(size, int) or size < (nodes is None) or (nodes is not None and size):
-            raise ValueError(f"size={size!r}, nodes={nodes}: give size, 1 or more, or nodes")
+        if nodes is None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"size={size!r}, expected 1 or more, or nodes")
         self.nodes = tuple(map(tuple, nodes or [(rank,) for rank in range(size)]))
         self.size = sum(map(len, self.nodes))
         self._store = thread_store()

@@ -108,7 +108,7 @@ def make_equal(
         return False
     if not are_equal and _may_differ(members, target) and _drained(members):
         return False
-    known = consensus.reach("switch", steps, exact=False, known=known, are_equal=are_equal)
+    known = consensus.set("switch", steps, exact=False, known=known, are_equal=are_equal)
     members.parameters.reset()
     group, site = members.connection.control, members.parameters.site
     if members.filler.model.is_sharded and site is not None:

@@ -76,7 +76,8 @@ class Switched(Participation):
 
         self._note(None if exactly else drift_note(members, target))
         is_far = known is not None and known.is_far
-        self._together("switching", lambda: switch(members, target, leave, is_far))
+        with self._consensus.settling():
+            self._together("switching", lambda: switch(members, target, leave, is_far))
         self._take_slots()
         self._watch.hook()
         self._recorder.switched(**self._named_algorithm)
