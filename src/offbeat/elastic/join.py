@@ -30,7 +30,6 @@ from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
 from offbeat.liveness.heartbeats.status_record import JoinRequest, StatusRecord
 from offbeat.liveness.store.client import TimedStore
 from offbeat.platform.process_group import TIMEOUT
-from offbeat.recipes.composed import compose
 from offbeat.transport.links import Links
 from offbeat.transport.meter import Meter
 from offbeat.transport.run.membership import Membership, read_membership
@@ -304,11 +303,9 @@ class JoinAttempts:
             time.sleep(SOON)
 
     def _growth_fault(self, membership: Membership, by: int = 1) -> str | None:
-        """Why the run could not go on with so many more, now or in a later phase."""
-        planned, now = self.filler.algorithm, self.store.get(PRESENT).decode()
-        algorithms = [*planned.phases, *([] if now == repr(planned) else [compose(now)])]
+        """Why the run could not go on with so many more, in this phase or in a later one."""
         size = len(membership.ranks if self.mates is None else membership.nodes) + by
-        exchanges = (each.parameters for each in algorithms)
+        exchanges = (each.parameters for each in self.filler.algorithm.phases)
         faults = (exchange.growth_fault(size) for exchange in exchanges if exchange is not None)
         return next(filter(None, faults), None)
 

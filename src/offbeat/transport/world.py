@@ -143,10 +143,7 @@ class World:
         >>> World.at(HashStore(), size=6, rank=2, ranks_per_node=2).nodes
         ((0, 1), (2, 3), (4, 5))
         """
-        numbers = {"size": size, "rank": rank, "ranks_per_node": ranks_per_node}
-        for name, number in numbers.items():
-            if not isinstance(number, int) and (name, number) != ("rank", None):
-                raise ValueError(f"{name}={number!r}, expected a whole number")
+        _require_whole(size=size, rank=rank or 0, ranks_per_node=ranks_per_node)
         if ranks_per_node < 1 or size % ranks_per_node or (rank is None and ranks_per_node > 1):
             raise ValueError(
                 f"ranks_per_node={ranks_per_node} with size={size}, rank={rank}, expected a "
@@ -337,3 +334,9 @@ class World:
 def host_name() -> str:
     """Return the name of this rank's node: ``OFFBEAT_NODE``, that of torchrun, or of the host."""
     return os.environ.get(NODE) or os.environ.get("GROUP_RANK") or socket.gethostname()
+
+
+def _require_whole(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int):
+            raise ValueError(f"{name}={number!r}, expected a whole number")

@@ -85,6 +85,15 @@ class LagsState:
         self.touched: set[str] = set()  # whose next residual belongs to the last backward
         self.is_finite: list[Tensor] = []  # whether what the last backward's buckets brought is
 
+    def name_of(self, parameter: Tensor) -> str:
+        """Return the name of a parameter; ``ValueError`` if it was not trained at the start."""
+        if (name := self.names.get(id(parameter))) is None:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} was frozen, or another one, when "
+                "LagsState was made; make it after the DistributedDataParallel"
+            )
+        return name
+
     def count_kept(self, name: str, layer: Tensor) -> int:
         """Return how many entries of a layer are sent; 0 if all are, because that costs no more."""
         return kept_entries(layer.numel(), self.densities[name], layer.dtype, self.group.size)
@@ -188,11 +197,7 @@ def lags_hook(state: LagsState, bucket: GradBucket) -> Future[Tensor]:
     for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
         flat = flat_view(grad)
         assert flat is not None, "buckets hold gradients without gaps"
-        if (name := state.names.get(id(parameter))) is None:
-            raise ValueError(
-                f"a parameter of shape {tuple(parameter.shape)} was frozen, or another one, when "
-                "LagsState was made; make it after the DistributedDataParallel"
-            )
+        name = state.name_of(parameter)
         if k := state.count_kept(name, parameter):
             values, chosen = _select(state, name, grad, k)
             sparse.append((values, chosen + (int(flat.storage_offset()) - first)))
