@@ -213,15 +213,24 @@ def test_the_state_of_a_replica_holds_that_of_its_sampler(size: int, is_made_fir
     assert sorted(used) == [*range(60)]
 
 
-def test_an_epoch_begins_with_its_first_batch() -> None:
-    """Steps before it, which a checkpoint without the sampler has made too, take no samples."""
+def test_steps_without_batches_take_no_samples() -> None:
+    """They are made, or loaded by a replica whose checkpoint has no sampler."""
     replica = alone()
     sampler = ElasticSampler(60, 4, replica)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
         replica.steps += 5
+        if epoch == 0:
+            with pytest.raises(ValueError, match=r"step 0, but .* made 5 steps.* call set_epoch"):
+                next(iter(sampler))
+        sampler.set_epoch(epoch)
         assert sampler.stats()["left"] == 60
         used = list[int]()
+        for number, batch in enumerate(sampler):
+            used += batch
+            replica.steps += 1
+            if number == 3:
+                sampler.set_epoch(epoch)  # which has begun
+                break
         for batch in sampler:
             used += batch
             replica.steps += 1
@@ -240,6 +249,7 @@ def test_what_the_loaded_state_lacks_is_named() -> None:
         lacks = "nothing of 'sampler of 61 with seed 0', only of 'sampler of 60 with seed 0'"
         with pytest.warns(RuntimeWarning, match=lacks):
             replica.load_state_dict(state)
+        sampler.set_epoch(0)
         return len([*chain.from_iterable(iter_steps(sampler, 1))]) + sampler.stats()["left"]
 
     assert ThreadWorld(1).run(work) == [4 + 61]

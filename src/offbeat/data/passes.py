@@ -74,6 +74,11 @@ class Pass(NamedTuple):
         start = ended.start._replace(left=(*self.carried(ended), *more))
         return ended._replace(epoch=epoch, start=start, late=(), made=0)
 
+    def begun_at(self, step: int, ranks: Sequence[int]) -> "Pass":
+        """Return this one, of which no batch was drawn, as it begins after ``step`` steps."""
+        members = self.log.members(ranks, step)
+        return self._replace(start=Start(step, members, self.start.left))
+
     def resumed(self, begun: "Pass", keeps_sizes: bool) -> "Pass":
         """Return what is left of this one, which was loaded, as the pass that has begun."""
         steps, plan = begun.start.step, self.plan()

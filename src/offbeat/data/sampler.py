@@ -1,7 +1,7 @@
 """The sampler of a data loader whose run loses ranks and gains others."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, final
 
@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from offbeat.data.arguments import require_alike, require_enough, require_same, require_weights
 from offbeat.data.balance import Pace, rebalanced, repaced
 from offbeat.data.generation import Layout
-from offbeat.data.in_step import require_due, require_near
+from offbeat.data.in_step import require_due, require_near, require_not_made
 from offbeat.data.intervals import Intervals, count
 from offbeat.data.log import LIVES, Log, Training
 from offbeat.data.order import Order
@@ -109,14 +109,13 @@ class ElasticSampler(Sampler[list[int]]):
                 require_weights(most, window, self._layout, replica)
         except ValueError as error:
             fault = str(error)
-        # The others have compared theirs before this rank has joined.
-        self._is_newcomer = replica.is_new
+        self._is_newcomer = replica.is_new  # the others have compared theirs before
         if self._is_newcomer and fault:
             raise ValueError(fault)
         if not self._is_newcomer:
             require_alike(replica, arguments, fault)
-        self._begins: Callable[[], Pass] | None = lambda: self._begin(0, (self._order.epoch(0),))
-        self._pass = self._begins()
+        self._pass = self._begin(0, (self._order.epoch(0),))
+        self._due: int | None = replica.steps  # the step of the next batch of this pass, if known
         self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
         if window is not None:
             replica.weighting.follow(self.rests)
@@ -127,7 +126,9 @@ class ElasticSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the samples of one batch after the other, from ``replica.steps`` on."""
-        step = self._replica.steps
+        step, _ = self._replica.steps, self._current()
+        if not self._layout.window:  # with which a rank makes steps without batches
+            require_due(self._due, step)
         while (batches := self._draw(step)) or self._rests(step):
             yield from batches
             step += 1
@@ -153,8 +154,6 @@ class ElasticSampler(Sampler[list[int]]):
         each window.
         """
         current = self._current()
-        if self._begins is not None:
-            return False
         if step > current.start.step:
             self._note(self._plan(current), step - 1)
         if step % self._layout.window == 0:
@@ -162,13 +161,14 @@ class ElasticSampler(Sampler[list[int]]):
         return self._rests(step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, on all ranks after the same step; nothing if it is the present one.
+        """Begin an epoch, on all ranks after the same step.
 
-        Samples that returned too late for the epoch before come first. What is left of an epoch
-        that was not trained to its end is dropped. With ``most`` it calls :meth:`balance`. With
-        ``window`` ranks have made the same number of steps at the end of an epoch, and whenever it
-        is a multiple of ``window``. A rank that joins, or resumes, begins at ``stats()["epoch"]``:
-        an earlier epoch, whose samples would be used twice, is a ``ValueError``.
+        The present one begins anew if no batch of it was drawn, and else goes on. Samples that
+        returned too late for the epoch before come first. What is left of an epoch that was not
+        trained to its end is dropped. With ``most`` it calls :meth:`balance`. With ``window`` ranks
+        have made the same number of steps at the end of an epoch, and whenever it is a multiple of
+        ``window``. A rank that joins, or resumes, begins at ``stats()["epoch"]``: an earlier epoch,
+        whose samples would be used twice, is a ``ValueError``.
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r}, expected a whole number, 0 or more")
@@ -182,8 +182,12 @@ class ElasticSampler(Sampler[list[int]]):
         if epoch != current.epoch:
             if self._most is not None:
                 self.balance()
-            self._begins = lambda: self._next(current, epoch)
-            self._pass = self._begins()
+            self._pass = self._next(current, epoch)
+        elif self._due == current.start.step:  # steps since then had no batches
+            self._pass = current.begun_at(self._replica.steps, self._replica.world.ranks)
+        else:
+            return
+        self._due = self._replica.steps
 
     def balance(self) -> dict[int, int]:
         """Let the sizes of batches follow the speeds of ranks; return them, by rank.
@@ -227,7 +231,8 @@ class ElasticSampler(Sampler[list[int]]):
         ended = current.ended(step)
         if left := current.carried(ended):
             start = ended.start._replace(left=left)
-            self._pass = ended._replace(start=start, layout=self._layout, late=(), made=0)
+            begun = ended._replace(start=start, layout=self._layout, late=(), made=0)
+            self._pass, self._due = begun, step
         return bool(left)
 
     def stats(self) -> dict[str, int]:
@@ -267,7 +272,7 @@ class ElasticSampler(Sampler[list[int]]):
             require_same({**asdict(self._layout), "most": self._most}, theirs)
             self._resized[:] = loaded.log.resized
             self._pass, self._is_told = loaded._replace(log=self._log()), True
-            self._begins = None
+            self._due = None
         else:
             self._loaded = loaded, step
 
@@ -293,14 +298,9 @@ class ElasticSampler(Sampler[list[int]]):
         return Pass(epoch, start, log, self._layout)
 
     def _current(self) -> Pass:
-        """Return the present pass; a loaded one begins when it is first used, at that step.
-
-        Others begin with their first batch: the replica may make steps, or load them, before it.
-        """
+        """Return the present pass; a loaded one begins when it is first used, at that step."""
         if self._loaded is not None:
-            self._pass, self._loaded, self._begins = self._resumed(*self._loaded), None, None
-        elif self._begins is not None and self._pass.start.step != self._replica.steps:
-            self._pass = self._begins()
+            self._pass, self._loaded, self._due = self._resumed(*self._loaded), None, None
         return self._pass
 
     def _resumed(self, loaded: Pass, step: int) -> Pass:
@@ -335,11 +335,12 @@ class ElasticSampler(Sampler[list[int]]):
                 "this rank has joined a run and does not know which samples are used: the others "
                 "have no sampler of this length and seed; make the same one on all ranks"
             )
-        self._asked, self._begins = 0, None
+        self._asked = 0
         require_near(step, steps, self._layout)
         plan = self._plan(current)
         batches = plan.batches(step, self._member)
-        require_due(batches, step, steps, self._layout)
+        require_not_made(batches, step, steps, self._layout)
+        self._due = step + 1
         if self._most is not None and steps > current.start.step:
             self._note(plan, steps - 1)
         return [self._order.samples(batch.positions) for batch in batches]
