@@ -301,6 +301,49 @@ def test_an_average_between_two_steps_has_the_whole_update(text: str) -> None:
         np.testing.assert_allclose(found, [-1.0, -2.0, -3.0, -4.0], rtol=1e-6)
 
 
+def test_a_weight_for_the_next_step_leaves_the_average_as_it_is() -> None:
+    def work(world: World) -> float:
+        weight = nn.Parameter(torch.zeros(1))
+        model, sgp = nn.ParameterList([weight]), offbeat.sgp(every=9)
+        replica = offbeat.replicate(model, sgp, mesh=world, weighted=True)
+        replica.set_weight(32)
+        with torch.no_grad():
+            weight.fill_(float(world.rank))
+        replica.step()
+        replica.set_weight(1 + 99 * world.rank)
+        with replica.consensus():
+            found = weight.item()
+        replica.detach()
+        return found
+
+    assert ThreadWorld(2).run(work) == [0.5, 0.5]
+
+
+def test_residuals_of_one_rank_alone_count_in_16_bits_too() -> None:
+    """In layers sent whole, with weights: a receiver does to all that arrives the same."""
+
+    def work(world: World, dtype: torch.dtype) -> list[float]:
+        weight = nn.Parameter(torch.zeros(40, dtype=dtype))
+        model, lags = nn.ParameterList([weight]), offbeat.lags(density=0.1)
+        replica = offbeat.replicate(model, lags, mesh=world, weighted=True)
+        replica.set_weight((1, 3)[world.rank])
+        for step in range(2):
+            gradient = torch.arange(40, dtype=dtype) * (world.rank == 0 or step == 1)
+            (weight * gradient).sum().backward()
+            if step == 0:
+                weight.grad = None
+                replica.step()
+                replica.switch("lags(density=1.0)")
+        assert weight.grad is not None
+        found = weight.grad.float().tolist()
+        replica.detach()
+        return found
+
+    exact, _ = ThreadWorld(2).run(partial(work, dtype=torch.float32))
+    for found in ThreadWorld(2).run(partial(work, dtype=torch.bfloat16)):
+        np.testing.assert_allclose(found, exact, rtol=2e-2)  # two casts, of 2^-9 each
+
+
 def test_fractions_of_samples_leave_no_window() -> None:
     """Sums of 0.17 and the like are rounded: after an exchange nothing may be left of them."""
     samples = np.array(

@@ -22,6 +22,7 @@ from offbeat.elastic.join_barrier import (
     request_of_first,
 )
 from offbeat.elastic.node import Node
+from offbeat.exchange import Algorithm
 from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import heartbeat
@@ -101,6 +102,7 @@ class JoinAttempts:
 
     world: World
     filler: SlotFiller
+    read: Callable[[str], Algorithm]  # an algorithm from its text
     meter: Meter = field(default_factory=Meter)
     fault: str | None = None  # why it cannot join, if it is known before
     mates: Node | None = None
@@ -303,9 +305,11 @@ class JoinAttempts:
             time.sleep(SOON)
 
     def _growth_fault(self, membership: Membership, by: int = 1) -> str | None:
-        """Why the run could not go on with so many more, in this phase or in a later one."""
+        """Return why the run could not go on with ``by`` more, now or in a later phase, or None."""
+        algorithm, present = self.filler.algorithm, self.store.get(PRESENT).decode()
+        algorithm = algorithm if present == repr(algorithm) else self.read(present)
         size = len(membership.ranks if self.mates is None else membership.nodes) + by
-        exchanges = (each.parameters for each in self.filler.algorithm.phases)
+        exchanges = (each.parameters for each in algorithm.phases)
         faults = (exchange.growth_fault(size) for exchange in exchanges if exchange is not None)
         return next(filter(None, faults), None)
 

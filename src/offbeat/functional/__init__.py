@@ -53,6 +53,7 @@ from offbeat.functional.push_sum import (
     fill_messages,
     numerator,
     sum_messages,
+    weight_growth,
 )
 from offbeat.functional.sketch import distances_to_mean, sketch
 from offbeat.functional.stale_average import (
@@ -130,5 +131,6 @@ __all__ = [
     "touched",
     "tree",
     "warm_density",
+    "weight_growth",
     "widen",
 ]

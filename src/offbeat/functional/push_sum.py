@@ -43,6 +43,17 @@ def numerator(z: Tensor, anchor: Tensor | None, weight: float) -> Tensor:
     return torch.add(z, anchor, alpha=weight - 1.0)
 
 
+def weight_growth(weight: float, samples: float, given: float) -> float:
+    """Return by how much a weight grows for a step of ``samples``, of which it has ``given``.
+
+    Others may have it by now: at most half is taken back at once, and nothing below 2^-50.
+
+    >>> weight_growth(1.0, samples=4.0, given=1.0), weight_growth(1.0, samples=0.0, given=4.0)
+    (3.0, -0.5)
+    """
+    return max(samples - given, -weight / 2 if weight > 2.0**-50 else 0.0)
+
+
 def add_update(anchor: Tensor, z: Tensor, share: float) -> Tensor:
     r"""Add a share of an update to the anchor: :math:`a \leftarrow a + s (z - \mathrm{round}(a))`.
 

@@ -3,9 +3,9 @@
 import os
 import random
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Annotated, Any, Literal, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from offbeat.functional import adam_step_size
 from offbeat.hogwild import worker
 from offbeat.hogwild.target import Target
-from offbeat.kernels.bias_correction import corrections
+from offbeat.kernels.bias_correction import require_table
 from offbeat.settings import at_least, check_values
 
 LINE = 8  # int64 in a cache line: the counters of two workers never share one
@@ -113,7 +113,7 @@ class AsyncAdam(Optimizer):
         group = self.param_groups[-1]
         _check_settings(group)
         if self.bias_correction == "coordinate":
-            corrections(tuple(group["betas"]), np.dtype(np.float64))
+            require_table(tuple(group["betas"]))
         for parameter in group["params"]:
             _check_parameter(parameter)
             parameter.share_memory_()
@@ -276,7 +276,7 @@ def _check_settings(group: dict[str, Any]) -> None:
     check_values(AsyncAdam.__init__, values)
     betas = group["betas"]
     is_pair = isinstance(betas, list | tuple) and len(betas) == 2
-    if not (is_pair and all(isinstance(b, int | float) and 0.0 <= b < 1.0 for b in betas)):
+    if not (is_pair and all(isinstance(b, Real) and 0.0 <= float(b) < 1.0 for b in betas)):
         raise ValueError(f"betas={group['betas']!r}, expected two numbers in [0, 1)")
 
 

@@ -199,9 +199,8 @@ class OffbeatStrategy(ElasticDDPStrategy):
         is_link = os.path.islink(filepath)  # "last.ckpt" to a checkpoint that is kept
         super().remove_checkpoint(filepath)
         files, root = fsspec.core.url_to_fs(_folder(filepath))
-        if (
-            self.local_rank == 0 and not is_link
-        ):  # nodes may have file systems of their own, or share one
+        # Nodes may have file systems of their own, or share one.
+        if self.local_rank == 0 and not is_link:
             with suppress(FileNotFoundError):
                 files.rm(root, recursive=True)
 

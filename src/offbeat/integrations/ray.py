@@ -64,12 +64,13 @@ def resume(*, replica: Replica, **parts: Stateful) -> bool:
     with checkpoint.as_directory() as folder:
         # All workers see the files of all. The models come first: a replica then restores what
         # its rank has of its own.
-        for path, each in _models(folder, replica, parts).items():
-            if not path.exists():
-                raise ValueError(
-                    f"the latest checkpoint of the run has no {path.name}; resume(...) takes the "
-                    "parts that offbeat.integrations.ray.report(...) was given"
-                )
+        models = _models(folder, replica, parts)
+        if missing := [path.name for path in models if not path.exists()]:
+            raise ValueError(
+                f"the latest checkpoint of the run has no {missing[0]}; resume(...) takes the "
+                "parts that offbeat.integrations.ray.report(...) of this version was given"
+            )
+        for path, each in models.items():
             each.model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         load_save(folder, {"replica": replica, **parts})
     return True

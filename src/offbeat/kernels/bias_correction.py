@@ -24,13 +24,21 @@ def corrections(betas: tuple[float, float], dtype: np.dtype[Any]) -> Array:
     >>> corrections((0.5, 0.75), np.dtype(np.float64))[:2]  # sqrt(1/4) / (1/2), ...
     array([1.       , 0.8819171])
     """
-    slowest = max(betas)
-    length = ceil(SETTLED / log(slowest)) if slowest > 0.0 else 1
-    if length > LONGEST:
+    require_table(betas)
+    n = np.arange(1.0, _length(betas) + 1.0)
+    factors = np.sqrt(1.0 - betas[1] ** n) / (1.0 - betas[0] ** n)
+    return factors.astype(dtype)
+
+
+def require_table(betas: tuple[float, float]) -> None:
+    """Raise ``ValueError`` for betas of which a table would be too long."""
+    if _length(betas) > LONGEST:
         raise ValueError(
             f"betas={betas} with bias_correction='coordinate', expected at most 0.99999; use "
             "bias_correction='step'"
         )
-    n = np.arange(1.0, length + 1.0)
-    factors = np.sqrt(1.0 - betas[1] ** n) / (1.0 - betas[0] ** n)
-    return factors.astype(dtype)
+
+
+def _length(betas: tuple[float, float]) -> int:
+    slowest = max(betas)
+    return ceil(SETTLED / log(slowest)) if slowest > 0.0 else 1

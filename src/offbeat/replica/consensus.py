@@ -37,7 +37,8 @@ class Consensus:
         self._replaced: dict[str, Tensor] = {}
         self._modes: list[tuple[dict[str, Any], bool]] = []
         self.own: dict[str, Tensor] = {}  # copies by name, while the model shows the average
-        self._before: dict[str, Tensor] = {}  # likewise, while :meth:`set` may be repeated
+        # Likewise, while :meth:`set` may be repeated, and what its windows have covered.
+        self._before, self._covered = dict[str, Tensor](), list[float]()
 
     def show(self, steps: int) -> None:
         """Show the average, or the own values if that fails; all ranks call."""
@@ -63,16 +64,24 @@ class Consensus:
             place["train_mode"] = mode
         self._replaced, self.own, self._modes = {}, {}, []
 
-    def set(self, verb: str, steps: int, **more: Any) -> "Compared":
+    def set(
+        self, verb: str, steps: int, also: Mapping[str, Tensor] | None = None, **more: Any
+    ) -> "Compared":
         """As :meth:`reach`, for good; repeated after a loss it begins with the same values.
 
         Some ranks may have reached an average by then, of which those that are lost are a part.
+        ``also``: what the caller averages too.
         """
-        held = self._held | self.model.buffers
+        slot = self._members.parameters
+        held = {**self.model.buffers, **(also or {})}
+        held |= self._held if slot.site is not None else {}
         if self._before:
             pack([held[name] for name in self._before], self._before.values())
+            for window, covered in zip(slot.windows(), self._covered, strict=True):
+                window.covered = covered
         elif self._members.filler.is_elastic:
             self._before = {name: tensor.detach().clone() for name, tensor in held.items()}
+            self._covered = [window.covered for window in slot.windows()]
         return self.reach(verb, steps, **more)
 
     @contextmanager

@@ -28,11 +28,11 @@ def leave_on_signal(replica: Replica, number: int = signal.SIGTERM) -> None:
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before)
         try:
-            if os.getpid() == process:
+            if os.getpid() == process and not replica.has_left:
                 return replica.leave()
-        except ValueError:  # it has nothing to leave
+        except ValueError:  # it is detached
             pass
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
 
     try:
         before = signal.signal(number, leave)

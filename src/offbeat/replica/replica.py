@@ -281,7 +281,10 @@ class Replica(Switched):
         self._watch.is_first &= len(self.lost) == losses
 
     def check_state_dict(self, saved: Saved) -> None:
-        """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call."""
+        """Raise what :meth:`load_state_dict` would, and load nothing; all ranks call.
+
+        What is registered with its state loads it, and then what it had.
+        """
         self._require_open()
 
         def check() -> None:  # what it finds is of this rank, and others of its node have their own

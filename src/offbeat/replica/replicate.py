@@ -135,7 +135,7 @@ def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     if filler.is_elastic and isinstance(mesh, World) and mesh.group is None:
         mesh = replace(mesh, connections=connections(filler.connections)) if is_sound else mesh
         node = Node.meet(mesh) if as_nodes or in_shards else None
-        attempts = JoinAttempts(mesh, filler)
+        attempts = JoinAttempts(mesh, filler, compose)
         if node is None:
             found = _join_run(attempts, None)
         else:

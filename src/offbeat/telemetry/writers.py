@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Line-buffered, so that a crash loses no completed line.
         self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        if self._file.tell() and not Path(path).read_bytes().endswith(b"\n"):
-            self._file.write("\n")  # of a process that was killed in the middle of a line
+        if self._file.tell() and not _ends_a_line(Path(path)):
+            self._file.write("\n")  # a process was killed in the middle of it
 
     def __call__(self, stats: Stats, **more: Any) -> None:
         """Write ``replica.stats()`` and further values of this step as one line."""
@@ -52,6 +53,12 @@ class JsonLines(AbstractContextManager["JsonLines"]):
     def __exit__(self, *_: object) -> None:
         """Close the file at the end of a ``with`` block."""
         self.close()
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 class TensorBoard(AbstractContextManager["TensorBoard"]):

@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import MultiStepLR, StepLR
 
 import offbeat
+from offbeat.replica.saving import registered
 from offbeat.testing import ThreadWorld
 from offbeat.transport.world import World
 from problems import Quadratic, seeded
@@ -188,6 +190,12 @@ def test_a_registered_state_is_loaded_as_it_was() -> None:
         replica.detach()
 
     ThreadWorld(1).run(work)
+
+
+@pytest.mark.parametrize("state", [[1, 2], (1, {2: "3"}), {"list": [1]}, {}], ids=str)
+def test_a_registered_state_may_be_any_of_plain_values(state: Any) -> None:
+    text = registered._text_of("state", SimpleNamespace(state_dict=lambda: state))
+    assert registered._value_of(text) == state
 
 
 def test_a_registered_state_that_one_rank_refuses_is_loaded_by_none() -> None:

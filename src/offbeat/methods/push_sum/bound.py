@@ -34,11 +34,10 @@ from offbeat.functional import (
 from offbeat.kernels.pieces import PushSumPasses
 from offbeat.liveness.failure import PeerLost
 from offbeat.methods.push_sum.gossip import GossipRound
+from offbeat.methods.push_sum.samples import entering, is_updated
 from offbeat.topology.graph import Topology
 from offbeat.topology.schedule import due
-from offbeat.transport.small_gathers import gather_numbers
 
-_LEAST = 2.0**-50  # a weight that gives nothing back: it must not become 0
 _PROMPT = 1e-3  # seconds: a shorter wait means that the message had arrived already
 
 
@@ -117,8 +116,8 @@ class BoundPushSum(BoundParameters):
         .. math:: w \leftarrow w + (s - m), \quad m \leftarrow s, \quad x = w a + s (z - a)
 
         :math:`\sum x / \sum w` moves by :math:`\sum s_i (z_i - a_i) / \sum s_i`: mass enters at
-        the anchor a. Others may have it by now: at most half of the weight is taken back at once.
-        Under weighted updates :math:`x = w z`. Then z = a = x / w, without what rounding takes.
+        the anchor a. Under weighted updates :math:`x = w z`. Then z = a = x / w, without what
+        rounding takes.
         """
         grown, share = self._entering()
         self.weight, self.mass_given = self.weight + grown, self.mass_given + grown
@@ -128,14 +127,7 @@ class BoundPushSum(BoundParameters):
             z.copy_(add_update(self.anchor[section][part], z, share))
 
     def _entering(self) -> tuple[float, float | None]:
-        """Return what the weight grows by, and which part of the update then counts, or None."""
-        grown, share = 0.0, 1.0 if self.weighted_updates else None
-        if (weights := self.site.weights) is not None:
-            samples = sum(n for (n,) in gather_numbers([weights.samples.now], self.site.inside))
-            most = self.weight / 2 if self.weight > _LEAST else 0.0
-            grown = max(samples - self.mass_given, -most)
-            share = share or samples / (self.weight + grown)
-        return grown, share
+        return entering(self.site, self.weight, self.mass_given, self.weighted_updates)
 
     def measures(self) -> dict[str, float]:
         """Return the weight w, by which the model is divided, and with "skip" skipped steps."""
@@ -172,13 +164,16 @@ class BoundPushSum(BoundParameters):
         flat = self.layout.wide(site.device, site.chunks)
         views = self.layout.views(flat)
         pack(views.values(), site.parameters.values())
-        grown, share = self._entering()
+        parts, dtypes = [*map(site.slice, flat)], self.layout.dtypes
+        zs = [part.to(dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+        grown, share = 0.0, None
+        if site.weights is None or is_updated(site, zip(zs, self.anchor or [], strict=False)):
+            grown, share = self._entering()
         before = self.weight + grown
         weight = before + self._read_pending_weight()
         if site.group is not None:
-            for section, part in enumerate(site.slice(f) for f in flat):
+            for section, (z, part) in enumerate(zip(zs, parts, strict=True)):
                 anchor = self.anchor[section] if self.anchor else None
-                z = part.to(self.layout.dtypes[section])
                 if share is None or anchor is None:
                     x = numerator(z, anchor, before)
                 else:  # what the optimizer has done since the last exchange counts as in step()

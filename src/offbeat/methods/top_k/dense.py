@@ -57,7 +57,10 @@ class DenseMessage(FeedbackMessage):
 
     def launch(self) -> None:
         """Fill the bucket, add velocities and residuals, and launch its all-reduce."""
-        is_corrected = bool(self.feedback) or self.correction.limit is not None
+        # With weights on all ranks alike, also on one without residuals: a receiver of 16 bits
+        # multiplies all that arrives by the shares, or nothing.
+        is_weighted = self.bucket.site.shares is not None
+        is_corrected = is_weighted or bool(self.feedback) or self.correction.limit is not None
         self.bucket.fill(is_weighed=is_corrected)
         if is_corrected:
             for name, view in self.bucket.views.items():

@@ -58,7 +58,8 @@ def _text_of(name: str, stateful: Any) -> str:
 
 def _value_of(text: str) -> Any:
     """Return a state; an older text is plain JSON."""
-    return put_together(text, []) if text.startswith('{"dict": [') else json.loads(text)
+    is_plain = not text.startswith(('{"dict": [', '{"list": [', '{"tuple": ['))
+    return json.loads(text) if is_plain else put_together(text, [])
 
 
 def _warn_of_missing(members: Generation, texts: Mapping[str, str]) -> None:

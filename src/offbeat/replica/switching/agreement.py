@@ -108,12 +108,14 @@ def make_equal(
         return False
     if not are_equal and _may_differ(members, target) and _drained(members):
         return False
-    known = consensus.set("switch", steps, exact=False, known=known, are_equal=are_equal)
+    state = _optimizer_state(members, target)
+    also = {f"state {number}": tensor for number, tensor in enumerate(state)}
+    known = consensus.set("switch", steps, also, exact=False, known=known, are_equal=are_equal)
     members.parameters.reset()
     group, site = members.connection.control, members.parameters.site
     if members.filler.model.is_sharded and site is not None:
         group = site.group  # of the ranks that hold the same shards
-    average_buffers(_optimizer_state(members, target), group, is_far=known.is_far)
+    average_buffers(state, group, is_far=known.is_far)
     members.settle(steps)
     return True
 
