@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from importlib import import_module
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from offbeat.replica.replica import Replica
 collect_ignore = ["conftest.py", "preloaded.py", "collected.py", "kernels/compile_for_gpus.py"]
 # Scripts of ranks, which import frameworks for seconds.
 collect_ignore_glob = ["integrations/*_cases.py"]
+
+WAITING = {"elastic", "liveness", "data"}  # for heartbeats, losses and loaders
 
 # On a busy machine an example waits for its turn, and the first one may compile a kernel.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -58,6 +61,26 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Spread the files whose tests wait more than they compute evenly among the others.
+
+    Each worker of pytest-xdist gets a run of them; those that wait would be left to the end, when
+    the cores are idle.
+    """
+    if config.option.collectonly:  # the table of faults has the order of folders
+        return
+    files = [[*found] for _, found in groupby(items, key=lambda item: item.path)]
+    waiting = [file for file in files if file[0].path.parent.name in WAITING]
+    others, total = [file for file in files if file not in waiting], len(items)
+    ordered, done = list[pytest.Item](), 0
+    for file in others:
+        while waiting and len(ordered) >= total * done / (done + len(waiting) + 1):
+            ordered += waiting.pop(0)
+            done += 1
+        ordered += file
+    items[:] = [*ordered, *(item for file in waiting for item in file)]
 
 
 @pytest.fixture(autouse=True)

@@ -66,6 +66,7 @@ def write(folder: Path, **changes: Any) -> Path:
     return folder / "profile.json"
 
 
+@pytest.mark.quiet
 def test_a_script_runs_alone_and_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
