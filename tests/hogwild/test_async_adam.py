@@ -276,6 +276,7 @@ def test_saving_loading_and_continuing_equals_never_stopping(moments: str, corre
         resumed.grad = gradient(step)
         again.step()
     assert torch.equal(straight, resumed)
+    assert (optimizer.steps, again.steps) == (10, 10)
     # Workers that hold the old memory would not see new tensors.
     assert [tensor.data_ptr() for tensor in again.state[resumed].values()] == addresses
 

@@ -121,7 +121,7 @@ class AsyncAdam(Optimizer):
 
     @property
     def steps(self) -> int:
-        """The number of steps of all workers, without skipped ones."""
+        """The number of steps of all workers, without skipped ones, and with loaded ones."""
         return int(self._counts[:, 0].sum())
 
     @property
@@ -184,6 +184,8 @@ class AsyncAdam(Optimizer):
             for name, tensor in state.items():  # not torch's copy: it casts counts to the dtype
                 tensor.copy_(saved[index][name])
             self.state[parameter] = state
+        made = [state["step"][:, 0] for state in own.values()]
+        self._counts[:, 0] = torch.stack(made).amax(0).numpy()
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("moments", "workers", "bias_correction", "_counters")
