@@ -222,6 +222,20 @@ def chooses() -> dict[str, Any]:
     return {"decisions": found.steps, "end": digest(model)}
 
 
+def waits_for_rank_0(text: str) -> dict[str, Any]:
+    """How many collectives of Lightning's own an epoch has."""
+    original, calls = dist.broadcast, list[Any]()
+
+    def broadcast(*args: Any, **more: Any) -> Any:
+        calls.append(args)
+        return original(*args, **more)
+
+    run = trainer(OffbeatStrategy(text), max_epochs=1)
+    with patch.object(dist, "broadcast", broadcast):
+        run.fit(Net(), loader())
+    return {"broadcasts": len(calls), "batches": run.global_step}
+
+
 def resumed(text: str) -> dict[str, Any]:
     """Two epochs at once, and one after the other in new objects, saved during validation."""
     ends, shown, saved = [], [], None
@@ -601,6 +615,8 @@ CASES: tuple[tuple[Callable[..., dict[str, Any]], tuple[str, ...]], ...] = (
     (swapped_last, ()),
     (gan_resumed, ()),
     (chooses, ()),
+    (waits_for_rank_0, ("local_sgd(every=1000)",)),
+    (waits_for_rank_0, ("ddp",)),
     (resumed, ("sgp(overlap=1)",)),
     (resumed, ("local_sgd(every=4)",)),
     (samples_resumed, ("step",)),

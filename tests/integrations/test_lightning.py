@@ -44,6 +44,14 @@ def test_a_run_chooses_its_method(cases: dict[str, Ranks]) -> None:
     assert first["decisions"][0] == 5
 
 
+def test_methods_whose_ranks_are_apart_wait_for_nobody(cases: dict[str, Ranks]) -> None:
+    """Lightning asks rank 0 before each batch whether it has got a SIGTERM."""
+    for rank in cases["waits_for_rank_0[local_sgd(every=1000)]"]:
+        assert rank["broadcasts"] < rank["batches"] == 10
+    for rank in cases["waits_for_rank_0[ddp]"]:
+        assert rank["broadcasts"] >= rank["batches"] == 10
+
+
 def test_a_gan_resumes_with_gradients_that_no_step_used(cases: dict[str, Ranks]) -> None:
     for rank in cases["gan_resumed"]:
         assert rank == {"equal": True}

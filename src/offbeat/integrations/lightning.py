@@ -101,8 +101,17 @@ class OffbeatStrategy(ElasticDDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Set up, with a callback before all others."""
         super().setup(trainer)
+        waits, loop = "_broadcast_sigterm_tensor", trainer.fit_loop.epoch_loop
+        if not self._exchanges_gradients_alone and hasattr(loop, waits):
+            # Lightning (2.6) has rank 0 tell of a SIGTERM before each batch: all wait for it.
+            setattr(loop, waits, lambda: None)
         if self._first not in trainer.callbacks:
             trainer.callbacks.insert(0, self._first)
+
+    @property
+    def _exchanges_gradients_alone(self) -> bool:
+        algorithm = self.replicas.algorithm
+        return algorithm.auto is None and not any(each.parameters for each in algorithm.phases)
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
@@ -146,6 +155,9 @@ class OffbeatStrategy(ElasticDDPStrategy):
         self.replicas.step(optimizer)
         every = self.lightning_module.trainer.log_every_n_steps
         steps = self.replicas.steps_of_first(optimizer)
+        if steps is not None and self.lightning_module.automatic_optimization:
+            # As its logger counts, also in a second fit().
+            steps = self.lightning_module.trainer.fit_loop.epoch_loop._batches_that_stepped + 1
         if every > 0 and steps is not None and steps % every == 0:
             self.lightning_module.log_dict(self.replicas.measures(), prog_bar=True)
         return output
