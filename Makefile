@@ -75,7 +75,8 @@ test: lint  ## lint, types, tests and doctests
 		-m "not processes and not quiet and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(PROCESSES) \
 		-m "processes and not quiet and not gpu"
-	$(BIN)/python -m pytest --durations=10 -m quiet tests/lab tests/doctor tests/elastic tests/data tests/plan
+	$(BIN)/python -m pytest --durations=10 -m quiet tests/lab tests/doctor tests/elastic tests/data \
+		tests/plan/test_profile.py
 
 test-matrix:  ## a part of the tests with other Pythons and torches (PAIRS="3.12-2.13.0")
 	$(PYTHON) tests/matrix.py $(PAIRS)
