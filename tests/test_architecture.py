@@ -146,6 +146,7 @@ def test_every_private_name_of_torch_is_listed() -> None:
     listed = {part for name in privates.NAMES for part in name.split(".")} | privates.ATTRIBUTES
     others = {"_asdict", "_replace", "_exit"}  # of named tuples, and of the operating system
     others |= {"_checkpoint_connector", "_loaded_checkpoint", "_batches_that_stepped"}  # Lightning
+    others |= {"_signal_connector", "_sigterm_notifier_fn"}
     others |= {"_load_from_checkpoint"}  # of the Trainer of transformers
     nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}

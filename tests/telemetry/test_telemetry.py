@@ -1,6 +1,7 @@
 """The counters that methods are compared by are exact."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -221,6 +222,15 @@ def test_writers(tmp_path: Path) -> None:
     tags = {"last/bytes_sent", "total/bytes_sent", "measures/orthogonality", "run/loss"}
     assert set(events.Tags()["scalars"]) == tags
     assert events.Scalars("total/bytes_sent")[0].value == 9
+
+
+def test_a_recording_may_go_into_a_pipe() -> None:
+    reader, writer = os.pipe()
+    with offbeat.JsonLines(f"/dev/fd/{writer}") as write:
+        write({"step": 1})
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        assert lines.read() == '{"step": 1}\n'
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

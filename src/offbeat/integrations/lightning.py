@@ -101,10 +101,8 @@ class OffbeatStrategy(ElasticDDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Set up, with a callback before all others."""
         super().setup(trainer)
-        waits, loop = "_broadcast_sigterm_tensor", trainer.fit_loop.epoch_loop
-        if not self._exchanges_gradients_alone and hasattr(loop, waits):
-            # Lightning (2.6) has rank 0 tell of a SIGTERM before each batch: all wait for it.
-            setattr(loop, waits, lambda: None)
+        if not self._exchanges_gradients_alone:
+            self._leave_ranks_apart(trainer)
         if self._first not in trainer.callbacks:
             trainer.callbacks.insert(0, self._first)
 
@@ -112,6 +110,25 @@ class OffbeatStrategy(ElasticDDPStrategy):
     def _exchanges_gradients_alone(self) -> bool:
         algorithm = self.replicas.algorithm
         return algorithm.auto is None and not any(each.parameters for each in algorithm.phases)
+
+    def _leave_ranks_apart(self, trainer: Trainer) -> None:
+        """Let a rank that gets SIGTERM end by itself; the others find that it has left.
+
+        Lightning (2.6) has rank 0 tell of the signal before each batch, for which all would wait,
+        and broadcasts in the handler, for which nobody would come.
+        """
+        waits, loop = "_broadcast_sigterm_tensor", trainer.fit_loop.epoch_loop
+        if not hasattr(loop, waits):
+            return
+        setattr(loop, waits, lambda: None)
+        connector = trainer._signal_connector
+
+        def note(number: Any, frame: Any) -> None:
+            if not connector.received_sigterm and self.launcher is not None:
+                self.launcher.kill(number)
+            connector.received_sigterm = True
+
+        connector._sigterm_notifier_fn = note
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""

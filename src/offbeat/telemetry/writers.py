@@ -32,7 +32,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Line-buffered, so that a crash loses no completed line.
         self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        if self._file.tell() and not _ends_a_line(Path(path)):
+        if not _ends_a_line(Path(path)):
             self._file.write("\n")  # a process was killed in the middle of it
 
     def __call__(self, stats: Stats, **more: Any) -> None:
@@ -56,6 +56,8 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 
 
 def _ends_a_line(path: Path) -> bool:
+    if not path.is_file() or not path.stat().st_size:  # a pipe, or nothing yet
+        return True
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
