@@ -150,8 +150,7 @@ class ElasticSampler(Sampler[list[int]]):
     def rests(self, step: int) -> bool:
         """Return whether this rank makes the next step without a batch, after ``step`` steps.
 
-        With ``window``; all ranks ask in ``replica.step()``. It calls :meth:`balance` at the end of
-        each window.
+        With ``window``; all ranks ask in ``replica.step()``. Calls :meth:`balance` as windows end.
         """
         current = self._current()
         if step > current.start.step:
@@ -249,8 +248,7 @@ class ElasticSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state, the same on all ranks: plain values, a few for each change.
 
-        It holds the lists of losses and joins of the replica itself, so save it, or copy it,
-        before training goes on.
+        It holds the replica's own lists of losses and joins: save or copy it before the next step.
         """
         steps = self._replica.steps
         if self._loaded is not None and steps < self._loaded[1]:  # the replica loads after it
