@@ -70,6 +70,19 @@ def test_one_worker_equals_sparse_adam_on_the_touched_coordinates() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("size", [1e19, 5e20])
+def test_a_gradient_whose_square_overflows_counts_as_in_torch(size: float) -> None:
+    ours, theirs = weight(torch.float32), weight(torch.float32)
+    optimizers = AsyncAdam([ours], lr=0.05), torch.optim.Adam([theirs], lr=0.05)
+    for g in (size, 1.0, 1.0):
+        ours.grad, theirs.grad = (torch.full((7, 3), g) for _ in range(2))
+        for optimizer in optimizers:
+            optimizer.step()
+    second, expected = optimizers[0].state[ours], optimizers[1].state[theirs]
+    torch.testing.assert_close(second["exp_avg_sq"], expected["exp_avg_sq"])
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("dtype", SPARSE)
 def test_untouched_coordinates_keep_everything_bit_for_bit(dtype: torch.dtype, dense: bool) -> None:

@@ -1,5 +1,6 @@
 """One parameter in shared memory, as one worker updates it."""
 
+import math
 from typing import Any, final
 
 import numpy as np
@@ -60,7 +61,7 @@ class Target:
             )  # fmt: skip
             return
         b1, b2 = betas
-        numbers = (alpha, b1, 1.0 - b1, b2, 1.0 - b2, eps, 1.0 - decay)
+        numbers = (alpha, b1, 1.0 - b1, b2, math.sqrt(1.0 - b2), eps, 1.0 - decay)
         constants = np.array(numbers, self._flat[0].dtype)
         counted = None
         if self._flat_counts is not None:

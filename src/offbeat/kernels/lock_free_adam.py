@@ -45,9 +45,10 @@ def correction(counts: Array, factors: Array, i: int) -> Any:
 @inlined
 def adam(theta: Array, m: Array, v: Array, g: Array, i: int, alpha: Any, numbers: Any) -> None:
     """Apply Adam's update with step size ``alpha`` to coordinate ``i``."""
-    b1, c1, b2, c2, eps, keep = numbers
+    b1, c1, b2, root, eps, keep = numbers
     first = b1 * m[i] + c1 * g[i]
-    second = b2 * v[i] + c2 * g[i] * g[i]
+    scaled = root * g[i]  # before it is squared: g * g overflows earlier
+    second = b2 * v[i] + scaled * scaled
     m[i] = first
     v[i] = second
     theta[i] = keep * theta[i] - alpha * first / (np.sqrt(second) + eps)
@@ -67,10 +68,10 @@ def update(
 ) -> None:
     """Update ``theta[at:at + size]`` by ``g[low:low + size]`` where the gradient is not zero.
 
-    ``constants``: alpha_t, beta1, 1 - beta1, beta2, 1 - beta2, eps, 1 - decay; where coordinates
-    are counted, alpha instead of alpha_t. The loop compiles to vector instructions with masked
-    stores, provided that indices are unsigned: a negative index counts from the end. Slices are
-    made here, since numba counts references to a slice that is passed, atomically.
+    ``constants``: alpha_t, beta1, 1 - beta1, beta2, the root of 1 - beta2, eps, 1 - decay; where
+    coordinates are counted, alpha instead of alpha_t. The loop compiles to vector instructions with
+    masked stores, provided that indices are unsigned: a negative index counts from the end. Slices
+    are made here, since numba counts references to a slice that is passed, atomically.
     """
     alpha, b1, c1, b2 = constants[0], constants[1], constants[2], constants[3]
     numbers = (b1, c1, b2, constants[4], constants[5], constants[6])

@@ -105,6 +105,26 @@ def test_the_optimum_is_that_of_the_regularized_problem(
     assert model.n_updates_ == 250 * 25
 
 
+def test_stored_zeros_and_entries_in_two_parts_change_nothing() -> None:
+    """The l2 term of a feature is divided by how likely a batch is to have it."""
+    x, y = problem(density=0.02)
+    rows, columns = np.indices(x.shape, np.int32).reshape(2, -1)
+    with_zeros = sp.csr_array((x.toarray().ravel(), (rows, columns)), x.shape)
+    halves = sp.csr_array((x.data.repeat(2) / 2, x.indices.repeat(2), x.indptr * 2), x.shape)
+    assert with_zeros.nnz == x.shape[0] * x.shape[1]
+    assert halves.nnz == 2 * x.nnz
+
+    def coefficients(given: Any) -> Array:
+        model = AsyncAdamClassifier(l2=0.02, max_iter=5, tol=None, random_state=0)
+        return np.array(model.fit(given, y).coef_)
+
+    expected = coefficients(x)
+    for given in (with_zeros, halves):
+        before = given.nnz
+        np.testing.assert_allclose(coefficients(given), expected, rtol=1e-12)
+        assert given.nnz == before, "it is the caller's"
+
+
 @pytest.mark.parametrize(("moments", "correction"), [("shared", "coordinate"), ("private", "step")])
 @pytest.mark.usefixtures("_eager")
 def test_four_threads_reach_the_loss_of_one(moments: str, correction: str) -> None:

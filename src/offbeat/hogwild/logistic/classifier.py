@@ -201,7 +201,7 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self, X, y, accept_sparse="csr", dtype=kinds, accept_large_sparse=False, reset=first
         )
         check_classification_targets(y)
-        return sp.csr_array(X), y
+        return _without_zeros(sp.csr_array(X)), y
 
     def _check_settings(self) -> None:
         # In fit, not in the constructor: scikit-learn's clone and set_params assign unchecked.
@@ -278,3 +278,13 @@ class AsyncAdamClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.coef_ = np.ascontiguousarray(theta[:-1].T)
         self.intercept_ = theta[-1].copy()
         self.n_updates_ = self.descent_.updates
+
+
+def _without_zeros(X: Any) -> Any:
+    """Return a matrix whose entries are the nonzeros, each once: the others would count as rows."""
+    if X.has_canonical_format and X.data.all():
+        return X
+    X = X.copy()  # its arrays may be the caller's
+    X.sum_duplicates()
+    X.eliminate_zeros()
+    return X
