@@ -145,7 +145,7 @@ def each_block(select: Select) -> BlockSelect:
 
     ``select(x, k)`` returns the indices (k,) of different entries of ``x`` (n,). Where an entry is
     not finite top-k selects instead, which includes that entry, so that it is noticed. Raises
-    ``ValueError`` for another number of indices.
+    ``ValueError`` for anything else than k different indices of int64.
 
     >>> select = each_block(lambda x, k: torch.arange(k))
     >>> select(torch.tensor([1.0, -3.0, 0.0, torch.nan]), [(0, 2, 1), (2, 4, 1)])
@@ -154,12 +154,15 @@ def each_block(select: Select) -> BlockSelect:
 
     def selected(x: Tensor, k: int) -> Tensor:
         indices = select(x, k) if x.isfinite().all() else functional.top_k(x, k)
-        if indices.shape != (k,):
-            raise ValueError(
-                f"the selection returned indices of shape {tuple(indices.shape)}, expected {(k,)}; "
-                "return the indices of k different entries"
-            )
-        return indices
+        fault = f"shape {tuple(indices.shape)} and {indices.dtype}, expected {(k,)} and torch.int64"
+        if indices.shape == (k,) and indices.dtype == torch.int64:
+            different = indices.unique()  # sorted
+            if len(different) == k and different[0] >= 0 and different[-1] < len(x):
+                return indices
+            fault = f"{len(different)} different indices of [0, {len(x)}), expected {k}"
+        raise ValueError(
+            f"the selection returned indices of {fault}; return the indices of k different entries"
+        )
 
     return lambda x, blocks: torch.cat([selected(x[i:j], k).add(i) for i, j, k in blocks])
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import offbeat
+from offbeat.kernels.dispatch import each_block
 from offbeat.methods import TopK, deltas
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.world import World
@@ -222,6 +223,35 @@ def test_16_bit_values_keep_their_digits_at_any_size(wire: Any, bits: int, size:
         torch.testing.assert_close(sent[38:], exact[38:], rtol=2.0**-bits, atol=0)
         torch.testing.assert_close(sent + residual, exact, rtol=1e-6, atol=0)
         assert (residual[38:] != 0).any()
+
+
+@pytest.mark.parametrize("wire", [None, "bf16"])
+def test_what_float16_cannot_hold_is_sent_in_the_next_steps(wire: Any) -> None:
+    """An entry that has waited for many steps is beyond the largest number of its gradient."""
+
+    def worker(world: World) -> tuple[Tensor, Tensor]:
+        model = nn.ParameterList([torch.zeros(40, dtype=torch.float16)])
+        lags = offbeat.lags(0.05, selection="exact", wire=wire)
+        replica = offbeat.replicate(model, lags, mesh=world)
+        got = torch.zeros(40)
+        for step in range(4):
+            share = torch.full((40,), 30_000.0 if step < 2 else 0.0, dtype=torch.float16)
+            share[0] = 60_000.0 if step < 2 else 0.0
+            (model[0] * share).sum().backward()
+            assert model[0].grad is not None
+            assert model[0].grad.isfinite().all()
+            got += model[0].grad.float()
+            model.zero_grad()
+            replica.step()
+        residual = _saved(replica)["residual"]["0"].clone()
+        replica.detach()
+        return got, residual
+
+    everything = torch.full((40,), 60_000.0)
+    everything[0] = 120_000.0
+    for sent, residual in ThreadWorld(2).run(worker):
+        assert sent[0] > 70_000, "more than one gradient can hold"
+        torch.testing.assert_close(sent + residual, everything, rtol=1e-3, atol=0)  # float16
 
 
 def test_momentum_correction_of_all_entries_is_momentum() -> None:
@@ -719,6 +749,22 @@ def test_a_selection_of_the_user_decides_what_is_sent() -> None:
     for sent, residual in ThreadWorld(2).run(worker):
         assert sent.nonzero()[:, 1].tolist() == [1], "two entries, of which the first is 0"
         assert torch.equal((sent + residual)[0], torch.arange(40.0))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([3, 3], r"1 different indices of \[0, 40\), expected 2"),
+        ([-1, 3], r"2 different indices of \[0, 40\)"),
+        ([1], "expected .2,."),
+        ([1.0, 2.0], "float32"),
+    ],
+)
+@pytest.mark.fault("a selection function of the user returns an entry twice", "ValueError")
+def test_a_selection_of_other_indices_is_an_error(found: list[float], said: str) -> None:
+    select = each_block(lambda x, k: torch.tensor(found))
+    with pytest.raises(ValueError, match=said):
+        select(torch.ones(40), [(0, 40, 2)])
 
 
 @pytest.mark.fault(

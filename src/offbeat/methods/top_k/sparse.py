@@ -49,6 +49,10 @@ class SparseMessage(FlatMessage):
         self.ends = sizes.cumsum(0).to(self.mean.whole.device)
         own = site.parameters[self.names[0]]
         count = sum(k for _, _, k in self.blocks)
+        # What has waited for many steps may be beyond the largest number of a float16 gradient;
+        # one hundredth is left for rounding.
+        self.most = 0.99 * torch.finfo(own.dtype).max / group.size
+        self.is_bounded = own.dtype == torch.float16
         form = PayloadFormat(count, len(self.names), own.dtype, wire)
         self.gathered, self.rows = form.allocate(group.size, message_device(group, own.device))
         # A further backward before the step: what .grad held before it, and of the exchanges
@@ -82,8 +86,8 @@ class SparseMessage(FlatMessage):
         values = _remove(acc, indices, factor)
         if self.correction.masking:
             _remove(self.feedback["velocity"].next.whole, indices, factor)
-        sent = mine.put(values.mul_(factor / self.group.size))
-        if mine.wire is not None:
+        sent = mine.put(self._bounded(values.mul_(factor / self.group.size)))
+        if sent is not values:
             _add_back(acc, indices, (values - sent).mul_(self.group.size), factor)
         mine.indices.copy_(indices)
         self.write_flags(mine.flags, mine.values)
@@ -128,6 +132,12 @@ class SparseMessage(FlatMessage):
         owner = torch.bucketize(indices, self.ends, right=True)
         each = torch.tensor(factors, dtype=self.dtype, device="cpu")
         return each.to(indices.device, non_blocking=True)[owner]
+
+    def _bounded(self, values: Tensor) -> Tensor:
+        """Leave what a float16 gradient cannot hold for the next steps, and all as it is if NaN."""
+        if not self.is_bounded or not values.isfinite().all():
+            return values
+        return values.clamp(-self.most, self.most)
 
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,
