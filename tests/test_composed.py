@@ -79,6 +79,9 @@ def test_comparisons_run_pairs() -> None:
         ("TopK(density=lambda: 1)", "expected exchanges with literal arguments"),
         ("TopK(density=0.1) +", "expected exchanges with literal arguments"),
         ("PushSum(speed=1)", "unexpected keyword argument 'speed'"),
+        ("TopK(density=0.1, density=0.5)", "TopK has an argument twice"),
+        ("TopK(density={[]: 1})", "expected exchanges with literal arguments"),
+        ("Algorithm(Mean(), Average(), end=5)", "end=5, but then=None"),
         ("TopK(density=7)", "density=7, expected a number in (0, 1]"),
         ("Average(every=__import__('os').getpid())", "expected exchanges with literal arguments"),
     ],
@@ -86,6 +89,15 @@ def test_comparisons_run_pairs() -> None:
 def test_other_texts_are_errors(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         offbeat.algorithm(text)
+
+
+def test_a_schedule_goes_on_after_its_last_phase() -> None:
+    ddp, sgp, alone = offbeat.ddp(), offbeat.sgp(), offbeat.alone()
+    chained = ddp.until(5, sgp).until(9, alone)
+    assert chained == ddp.until(5, sgp.until(9, alone))
+    assert str(chained) == "ddp() until step 5, then sgp() until step 9, then alone()"
+    with pytest.raises(ValueError, match="steps count from the start of the run"):
+        ddp.until(5, sgp).until(4, alone)
 
 
 def test_the_text_of_a_recipe_reads_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:

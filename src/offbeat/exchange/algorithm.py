@@ -47,6 +47,8 @@ class Algorithm:
                     f"the {slot} slot holds {filling!r}, expected a {kind.__name__}; "
                     f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
                 )
+        if self.end and self.then is None:
+            raise ValueError(f"end={self.end!r}, but then=None: what goes on after that step?")
         following = self.then if self.then is None else self.then.end or self.end + 1
         if following is not None and not 0 < self.end < following:
             raise ValueError(
@@ -63,10 +65,14 @@ class Algorithm:
     def until(self, step: int, then: "Algorithm") -> "Algorithm":
         """Return a schedule: this algorithm for ``step`` steps of the run, and then another one.
 
+        After the last phase of this one, if it is a schedule itself.
+
         >>> from offbeat import ddp, local_sgd
         >>> print(ddp().until(200, local_sgd(every=4)))
         ddp() until step 200, then local_sgd(every=4)
         """
+        if self.then is not None:
+            return self._with(then=self.then.until(step, then))
         return self._with(end=step, then=then)
 
     def chosen_by(self, auto: Auto) -> "Algorithm":

@@ -71,7 +71,7 @@ def _value(node: ast.expr, text: str) -> Any:
     if not isinstance(called, ast.Name):
         try:
             return ast.literal_eval(node)
-        except ValueError:
+        except (TypeError, ValueError):  # the first for a list as a key
             raise ValueError(_unreadable(text)) from None
     if called.id not in NAMED:
         raise ValueError(
@@ -81,6 +81,8 @@ def _value(node: ast.expr, text: str) -> Any:
     call = node if isinstance(node, ast.Call) else ast.Call(called, [], [])
     args = [_value(arg, text) for arg in call.args]
     named = {str(k.arg): _value(k.value, text) for k in call.keywords}
+    if len(named) < len(call.keywords):
+        raise ValueError(f"{text!r}: {called.id} has an argument twice")
     try:
         return NAMED[called.id](*args, **named)
     except TypeError as error:
