@@ -18,6 +18,7 @@ import offbeat
 from offbeat.cli import app
 from offbeat.cli.compare import _interrupt
 from offbeat.compare import Comparison, Experiment, Run, parse_methods, summarize, table
+from offbeat.compare.curves import merge_curves
 from offbeat.compare.experiment import split_algorithms
 from offbeat.compare.measure import LossCurve, measure_run
 from offbeat.compare.report.timeline import representative_steps
@@ -319,6 +320,18 @@ def test_smooth_loss_and_the_time_to_reach_a_target() -> None:
     assert LossCurve((1.0, 2.0), (None, 3.0)).smooth == [None, 3.0]
     assert curve.seconds_to(18.5) == 3.0
     assert curve.seconds_to(0.5) is None
+    lucky = LossCurve(tuple(map(float, range(1, 31))), (0.5, *[1.0 - k / 100 for k in range(29)]))
+    assert lucky.seconds_to(0.805) == 23.0, "not the first batch, whose loss is below by chance"
+
+
+@pytest.mark.parametrize("every", [1, 7, 10])
+def test_a_long_curve_keeps_the_losses_that_there_are(every: int) -> None:
+    losses = [float(k) if k % every == 0 else None for k in range(2000)]
+    curves = merge_curves([LossCurve(tuple(map(float, range(2000))), tuple(losses))])
+    for points in (curves.smooth, curves.train):
+        assert 150 < len(points) <= 401
+    assert {point.loss for point in curves.train} <= set(losses)
+    assert curves.smooth[-1].step == 2000
 
 
 # Comparing.

@@ -151,6 +151,50 @@ def test_the_distance_is_that_of_the_first_finish_after_a_step(
     assert all(recording.distance > 0.5 for recording in read_run(tmp_path))
 
 
+def test_the_distance_of_two_replicas_is_the_larger_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+
+    def worker(world: World) -> None:
+        for apart in (world.rank, 0):
+            model = Quadratic()
+            replica = offbeat.replicate(model, offbeat.local_sgd(every=9), mesh=world)
+            with torch.no_grad():
+                model.vector.add_(apart)
+            replica.step()
+            replica.finish()
+            replica.detach()
+
+    ThreadWorld(2).run(worker)
+    assert all(recording.distance > 0.5 for recording in read_run(tmp_path))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_recorded_step_has_its_own_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Also where its loss is not reported, and after the data of a rank has ended."""
+    monkeypatch.setenv("OFFBEAT_TELEMETRY", str(tmp_path))
+
+    def worker(world: World) -> None:
+        model = Quadratic()
+        replica = offbeat.replicate(model, offbeat.ddp(), mesh=world, weighted=True)
+        batches = [4.0 + k for k in range(5 + 2 * world.rank)]
+        for step, batch in enumerate(replica.uneven(batches)):
+            replica.set_weight(batch)
+            value = loss(model, world.rank, step)
+            value.backward()
+            if step % every == 0:
+                replica.report_loss(value)
+            replica.step()
+        replica.detach()
+
+    ThreadWorld(2).run(worker)
+    weights = [[step.weight for step in recording.steps] for recording in read_run(tmp_path)]
+    assert weights == [[4, 5, 6, 7, 8, 0, 0], [4, 5, 6, 7, 8, 9, 10]]
+
+
 def test_a_step_of_two_replicas_is_one_and_goes_on_with_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,12 +34,13 @@ def merge_curves(curves: Sequence[LossCurve]) -> LossCurves:
     """Merge the curves of a method's complete runs; long curves are thinned to 400 points."""
     steps = min(len(curve.seconds) for curve in curves)
     clock = [median(curve.seconds[k] for curve in curves) for k in range(steps)]
-    stride = -(-steps // MAX_POINTS)
-    shown = sorted({*range(0, steps, stride), steps - 1})
 
     def points(losses: Sequence[Sequence[float | None]]) -> tuple[Point, ...]:
-        known = {k: [x for loss in losses if (x := loss[k]) is not None] for k in shown}
-        return tuple(Point(k + 1, clock[k], median(x)) for k, x in known.items() if x)
+        each = [[x for loss in losses if (x := loss[k]) is not None] for k in range(steps)]
+        known = [k for k in range(steps) if each[k]]
+        stride = -(-len(known) // MAX_POINTS) or 1
+        shown = sorted({*known[::stride], *known[-1:]})
+        return tuple(Point(k + 1, clock[k], median(each[k])) for k in shown)
 
     return LossCurves(
         smooth=points([curve.smooth for curve in curves]),

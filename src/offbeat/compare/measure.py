@@ -31,7 +31,7 @@ class LossCurve:
 
         Where the window has no loss, the previous value is repeated.
         """
-        window = max(1, math.ceil(len(self.loss) / 10))
+        window = self._window
         smooth: list[float | None] = []
         for k in range(len(self.loss)):
             known = [x for x in self.loss[max(0, k + 1 - window) : k + 1] if x is not None]
@@ -39,9 +39,16 @@ class LossCurve:
         return smooth
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the first time at which the smooth loss is at most ``target``; None if never."""
-        pairs = zip(self.seconds, self.smooth, strict=True)
+        """Return the first time at which the smooth loss is at most ``target``; None if never.
+
+        Not before the window is full: the mean of the first few batches says little.
+        """
+        pairs = list(zip(self.seconds, self.smooth, strict=True))[self._window - 1 :]
         return next((s for s, x in pairs if x is not None and x <= target), None)
+
+    @property
+    def _window(self) -> int:
+        return max(1, math.ceil(len(self.loss) / 10))
 
 
 @final

@@ -8,6 +8,7 @@ from types import FrameType
 import typer
 from rich import box
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -29,6 +30,7 @@ def figures(
     caption: str | None = None,
 ) -> Table:
     """Build a table of numbers: names in the first column, which has no head."""
+    title, caption = escape(title), escape(caption or "") or None  # they may hold names of files
     table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     for head in heads:

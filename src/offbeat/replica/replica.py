@@ -97,7 +97,7 @@ class Replica(Switched):
         self.steps, self.is_averaged, self.is_new = self.steps + 1, False, False
         self._members.end_step()
         since, measures = self.parameters.staleness(self.steps), self.parameters.measures
-        self._recorder.stepped(since, measures, is_rest=self.weighting.is_resting)
+        self._recorder.stepped(since, measures, self.weighting.now)
         self.weighting.go_on(self.steps)
 
     def set_requires_sync(self, requires_sync: bool) -> None:
@@ -223,7 +223,7 @@ class Replica(Switched):
         ``daso`` detects plateaus of the training loss, ``offbeat compare`` draws both kinds. An
         evaluation ends with this report: its time and bytes count for no step.
         """
-        self._recorder.report(loss, kind, self.weighting.now)
+        self._recorder.report(loss, kind)
         if kind == "heldout":
             self._restart_clock()
         else:

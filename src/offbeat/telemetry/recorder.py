@@ -34,7 +34,6 @@ class Recorder:
         """Start counting; ``about`` holds "rank" and "nodes", and begins a recording."""
         self.meter = meter
         self.loss: float | Tensor | None = None
-        self.weight: float | None = None
         self._number = next(_replicas)
         self._write: JsonLines | None = None
         self._gradients: GradientTimes | None = None
@@ -60,12 +59,10 @@ class Recorder:
             self.meter.span("forward", self._time, first)
             self.meter.span("backward", first, last)
 
-    def stepped(
-        self, staleness: int, measures: Callable[[], Stats], *, is_rest: bool = False
-    ) -> None:
+    def stepped(self, staleness: int, measures: Callable[[], Stats], weight: float | None) -> None:
         """Record the counters of a step; ``measures`` is called only while recording.
 
-        ``is_rest``: the rank has computed nothing in it, so it has the weight 0.
+        ``weight``: what the step stands for, in a run with weights.
         """
         now, ended, totals = time.perf_counter(), time.time(), self.meter.totals()
         self.last = {key: totals[key] - self._before[key] for key in totals}
@@ -79,7 +76,6 @@ class Recorder:
             totals_by_axis = dict(self.meter.bytes_sent).items()
             sent = {axis: count - self._sent.get(axis, 0) for axis, count in totals_by_axis}
             more = {"bytes_by_axis": sent, "loss": loss, "spans": spans, "measures": measures()}
-            weight = 0.0 if is_rest else self.weight
             more |= {} if weight is None else {"weight": weight}
             more |= {"choosing": self._choosing} if self._choosing else {}
             if self._gradients is not None:
@@ -101,10 +97,8 @@ class Recorder:
         self._choosing += time.perf_counter() - self._time
         self.restart()
 
-    def report(self, loss: float | Tensor, kind: str, weight: float | None = None) -> None:
+    def report(self, loss: float | Tensor, kind: str) -> None:
         """Record a loss: ``kind`` is "train" for this step's, or "heldout".
-
-        ``weight``: of the step, in a run with weights.
 
         Raises ValueError for another kind, or a tensor with more than one element.
         """
@@ -117,7 +111,7 @@ class Recorder:
             )
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if kind == "train":
-            self.loss, self.weight = loss, weight
+            self.loss = loss
         elif self._write is not None:
             self._record(kind, loss=float(loss))
 

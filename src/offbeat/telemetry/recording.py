@@ -83,8 +83,14 @@ class Recording:
     steps: list[Step] = field(default_factory=list)
     heldout: list[tuple[int, float]] = field(default_factory=list)  # (steps before it, loss)
     switches: list[tuple[int, str]] = field(default_factory=list)  # (steps before it, algorithm)
-    distance: float | None = None  # mean distance of the replicas from their average, at finish()
+    # Mean distance of a replica's models from their average, at finish(), by the replica's number.
+    distances: dict[int, float] = field(default_factory=dict)
     _offset: int = 0
+
+    @property
+    def distance(self) -> float | None:
+        """The largest distance among the replicas of this process."""
+        return max(self.distances.values(), default=None)
 
     def update(self) -> None:
         """Read the lines that have been completed since the last call."""
@@ -113,7 +119,7 @@ class Recording:
             case "heldout":
                 self.heldout.append((len(self.steps), line["loss"]))
             case "finish":
-                self.distance = line["consensus_distance"]["mean"]
+                self.distances[line.get("replica", 0)] = line["consensus_distance"]["mean"]
 
     def _add(self, step: Step) -> None:
         """Add a step, or merge it into the last one, which is another replica's.
