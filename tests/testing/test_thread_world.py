@@ -1,6 +1,7 @@
 """Ranks in threads of one process: what they share besides the messages."""
 
 import gc
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.testing import ThreadWorld
+from offbeat.testing import ThreadWorld, thread_world
 from offbeat.transport.world import World
 
 
@@ -46,6 +47,24 @@ def test_no_collection_stops_ranks_that_ask_for_the_random_state(many_collection
 
     assert ThreadWorld(2).run(worker, timeout=30) == [0, 1]
     assert gc.isenabled()
+
+
+def test_an_error_does_not_wait_for_ranks_that_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_world, "AFTER_ERROR", 0.1)
+    is_over = threading.Event()
+
+    def worker(world: World) -> None:
+        if world.rank == 1:
+            raise KeyError("of rank 1")
+        is_over.wait(60)
+
+    started = time.monotonic()
+    with pytest.raises(KeyError, match="of rank 1"):
+        ThreadWorld(3).run(worker, timeout=60)
+    is_over.set()
+    assert time.monotonic() - started < 30
 
 
 def test_what_ranks_leave_in_cycles_is_collected_while_they_run() -> None:

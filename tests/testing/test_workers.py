@@ -130,12 +130,14 @@ def test_models_are_checked() -> None:
         )
 
 
-def test_one_worker_trains_alone() -> None:
+@pytest.mark.parametrize("text", ["sgp", "lags(density=0.2)", "slgs(density=0.2)", "daso(every=2)"])
+def test_one_worker_trains_alone(text: str) -> None:
     workers, alone = (
-        VirtualWorkers(offbeat.algorithm(text), Same(), size=1) for text in ("sgp", "alone")
+        VirtualWorkers(offbeat.algorithm(each), Same(), size=1) for each in (text, "alone")
     )
     for each in (workers, alone):
-        each.step(of_one, *(data[:1] for data in DATA))
+        for _ in range(4):
+            each.step(of_one, *(data[:1] for data in DATA))
     assert torch.equal(workers.rows, alone.rows)
 
 

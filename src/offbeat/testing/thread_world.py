@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from offbeat.transport.world import World
 
 Result = TypeVar("Result")
 Snapshot = dict[str, Tensor]
+AFTER_ERROR = 10.0  # seconds in which other ranks may end after the first error
 
 
 class ThreadWorld:
@@ -62,8 +63,9 @@ class ThreadWorld:
     def run(self, work: Callable[[World], Result], timeout: float = 60.0) -> list[Result]:
         """Call ``work`` on all ranks at once; return the results by rank.
 
-        Raises the error that came first: those of other ranks may follow from it. Raises
-        ``TimeoutError`` with the ranks that did not return within ``timeout`` seconds.
+        Raises the error that came first, once all ranks have ended, or 10 s later: those of other
+        ranks may follow from it. Raises ``TimeoutError`` with the ranks that did not return within
+        ``timeout`` seconds.
         """
         results: dict[int, Result] = {}
         errors: dict[int, BaseException] = {}
@@ -83,9 +85,7 @@ class ThreadWorld:
         with _collected_outside_of_torch():
             for thread in threads:
                 thread.start()
-            deadline = time.monotonic() + timeout
-            for thread in threads:
-                _join(thread, deadline)
+            _join(threads, timeout, errors)
         if errors:
             first = next(iter(errors))
             errors[first].add_note(f"raised on rank {first}; ranks {sorted(errors)} raised")
@@ -116,14 +116,19 @@ def _collected_outside_of_torch() -> Iterator[None]:
             gc.enable()
 
 
-def _join(thread: threading.Thread, deadline: float) -> None:
-    """Wait for a thread; collect, once a second, what none of the threads collects.
+def _join(threads: Sequence[threading.Thread], timeout: float, errors: Sized) -> None:
+    """Wait for threads; collect, once a second, what none of the threads collects.
 
     Young objects only: a pass over all that was ever imported holds Python's lock for 0.2 s.
     """
-    while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-        thread.join(min(left, 1.0))
-        if thread.is_alive():
+    deadline, is_failed = time.monotonic() + timeout, False
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        if errors and not is_failed:
+            deadline, is_failed = min(deadline, time.monotonic() + AFTER_ERROR), True
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        alive[0].join(min(left, 1.0))
+        if alive[0].is_alive():
             gc.collect(1)
 
 

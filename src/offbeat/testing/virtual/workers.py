@@ -156,8 +156,10 @@ def _layers(model: nn.Module) -> dict[str, slice]:
 
 
 def _rule(rules: dict[type, Any], exchange: object, rows: Rows, x: Tensor) -> Any:
-    """Return what fills a slot; None if it is empty."""
+    """Return what fills a slot; None if it is empty, or of one participant, with whom none is."""
     if exchange is not None and type(exchange) not in rules:
         known = ", ".join(kind.__name__ for kind in rules)
         raise ValueError(f"{exchange}: virtual workers know {known}; use offbeat.testing.simulate")
-    return exchange and rules[type(exchange)](exchange, rows, x)
+    rule: Any = exchange and rules[type(exchange)](exchange, rows, x)
+    over: Any = getattr(exchange, "over", "local")
+    return rule if over == "local" or len(rows.participants(over)) > 1 else None
