@@ -73,6 +73,8 @@ def main(args: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", dist.get_node_local_rank(0))
         torch.cuda.set_device(device)
+    if args.windows < world:
+        raise SystemExit(f"--windows {args.windows}: {world} ranks need one each, or more")
     torch.manual_seed(args.seed + rank)  # own data on each rank; the model will be rank 0's
     model = GPT(args.width, args.depth, args.heads, args.context).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)

@@ -19,14 +19,14 @@ from offbeat.lab import Runner
 
 SCRIPT = Path(__file__).with_name("char_gpt.py")
 REPORTS = 12  # evaluations in each run
-PROBE = 30  # steps of the runs that measure how long a step takes
+PROBE = 40  # steps of the runs that measure how long a step takes
 # The peak learning rate is 1e-2, and half of it where that was better among these two.
 LR = {"adasum": 5e-3, "lags": 5e-3}
 METHODS = (
     "ddp",
     'adasum(wire="bf16")',
     'sgp(overlap=1, wire="bf16")',
-    "lags(density=0.05, warmup=60)",
+    "lags(density=0.05, warmup={fifth})",
     "daso(every=8, total_steps={steps})",
 )
 EPILOG = """
@@ -49,14 +49,15 @@ def main(
         str,
         typer.Option(
             metavar="A,B,...",
-            help="Recipes to compare, the first one is the baseline. {steps}: those of its run.",
+            help="Recipes to compare, the first one is the baseline. {steps}: those of its run, "
+            "{fifth}: a fifth of them.",
         ),
     ] = ",".join(METHODS),
     nodes: Annotated[int, typer.Option(help="Number of emulated nodes, one rank each.")] = 4,
     rate: Annotated[
         str, typer.Option(help="Rate of each node's link, in each direction.")
     ] = "100mbit",
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the baseline.")] = 150,
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of the baseline.")] = 150,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo"),
 ) -> None:
     """Train one small GPT with each method for the time that the baseline takes.
@@ -92,15 +93,18 @@ def main(
 
 def session_of(runs: list[tuple[str, int]], folder: Path) -> Session:
     """Prepare a run of each algorithm for its number of steps."""
-    given = {text.replace("{steps}", str(steps)): steps for text, steps in runs}
-    methods, baseline = parse_methods(",".join(given))
+    given = [
+        (text.replace("{steps}", str(steps)).replace("{fifth}", str(max(1, steps // 5))), steps)
+        for text, steps in runs
+    ]
+    methods, baseline = parse_methods(",".join(text for text, _ in given))
     options = {
         text: {
             "steps": steps,
             "report_every": max(1, steps // REPORTS),
             "lr": LR.get(text.partition("(")[0], 1e-2),
         }
-        for text, steps in given.items()
+        for text, steps in given
     }
     arguments = ("--options-for", json.dumps(options))
     return Session(Experiment(SCRIPT, methods, baseline, arguments, rounds=1), folder, console)
@@ -116,10 +120,18 @@ def run(session: Session, runner: Runner, unshaped: str | None) -> Session:
 
 
 def steps_of_equal_time(probe: Session, steps: int) -> list[int]:
-    """Return how many steps of each method take as long as ``steps`` of the first."""
+    """Return how many steps of each method take as long as ``steps`` of the first.
+
+    Phases of a method are shares of its run, so that a short run has as much of each; its first
+    step, in which ranks connect, is left out.
+    """
     comparison = probe.write(report=False)
     assert comparison is not None, "every method has been run"
-    seconds = [r.seconds_per_step.median for r in comparison.results if r.seconds_per_step]
+    seconds = []
+    for result in comparison.results:
+        assert result.course is not None, "every method has been run"
+        first, *_, last = result.course.smooth
+        seconds.append((last.seconds - first.seconds) / (last.step - first.step))
     return [max(1, round(steps * seconds[0] / each)) for each in seconds]
 
 
