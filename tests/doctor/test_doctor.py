@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 import pytest
 from torch.distributed import TCPStore
+from typer.testing import CliRunner
 
+from offbeat.cli import app
 from offbeat.doctor import Finding, links
 from offbeat.lab import Lab, Unavailable
 from offbeat.lab.network import iproute
@@ -100,6 +102,27 @@ def test_ranks_that_have_not_come_are_named() -> None:
     assert found[0].ranks == (1, 3)
     assert found[1].found == "ranks [0, 2] of 4 did not reach the store within 12 s"
     assert measured == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two', expected"),
+        ({"WORLD_SIZE": "2"}, "RANK=None, MASTER_PORT=None, expected whole numbers"),
+    ],
+)
+def test_variables_of_a_launcher_that_are_missing_are_named(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], said: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"MASTER_ADDR": "127.0.0.1"} | given).items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    assert done.exit_code == 1
+    found = json.loads(done.output)["findings"][-1]
+    assert (found["check"], found["verdict"]) == ("launcher", "error")
+    assert said in found["found"]
 
 
 SLOW_RESOLVER = """

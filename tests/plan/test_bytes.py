@@ -225,10 +225,11 @@ def test_recorded_bytes_are_those_of_a_real_world(text: str) -> None:
     compare(text, ours, recorded(text, 2, 2, [0, 1]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("text", HOLDING)
-def test_memory_is_what_a_recorded_exchange_declares(text: str) -> None:
+def test_memory_is_what_a_recorded_exchange_declares(text: str, dtype: str) -> None:
     nodes, local = (2, 2) if "within" in text or "daso" in text else (4, 1)
-    layers = [Parameter(f"w{i}", 100_000) for i in range(10)]
+    layers = [Parameter(f"w{i}", 100_000, dtype) for i in range(10)]
     wide = Profile.by_size(layers, 0.1, 0.1, 0.1, Speeds.of_bandwidth(1e10))
     algorithm = Algorithm(parameters=offbeat.algorithm(text).parameters)
     made = record(algorithm, wide.tensors, layout_of(nodes, local), steps=8)

@@ -129,6 +129,26 @@ def test_pairs_of_gossip_take_turns_on_the_link_of_two_sites() -> None:
     assert step("100gbit", 1e9) == pytest.approx(near, rel=0.01)  # the links of nodes decide
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["ddp(wire='bf16')", "adasum", "diloco(every=2, wire='int8')", "daso(total_steps=20)"],
+)
+def test_a_link_of_near_sites_carries_the_bytes_of_staged_exchanges(text: str) -> None:
+    """Below the distance from which messages leave all at once."""
+
+    def step(way: str, each: int = 1) -> float:
+        sites = Sites.of(Links.parse(sites=(2, 2), between=[way]))
+        where = Fabric(nodes=4, ranks_per_node=each, rate=1e9, sites=sites, inside_rate=1e13)
+        return seconds(text, profile(500_000), where)
+
+    slow, far, free = step("4.9ms@20mbit"), step("5.1ms@20mbit"), step("4.9ms@100gbit")
+    assert slow - 0.35 > 5 * (free - 0.35)  # beside the time of computing
+    assert far / 2.5 < slow < 2.5 * far
+    # Of eight ranks on a node one has the means of daso and slices of the others: all send as much.
+    if text.startswith("daso"):
+        assert step("1ms@100gbit", 8) == pytest.approx(step("1ms@100gbit"), rel=0.05)
+
+
 @pytest.mark.parametrize("text", ["ddp(bucket_mb=100)", "sgp", "diloco(every=2)"])
 def test_connections_gain_where_packets_are_lost_and_cost_nothing_near(text: str) -> None:
     found = profile(2_000_000)

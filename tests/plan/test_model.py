@@ -186,6 +186,21 @@ def test_a_pair_exchanges_again_only_when_it_has_ended() -> None:
     assert made.bytes_per_node == pytest.approx(4 * numel / 3, rel=0.02)
 
 
+@pytest.mark.parametrize("each", [1, 4])
+def test_pairs_send_no_more_than_a_link_carries(each: int) -> None:
+    """Also where an exchange takes longer than all steps that count."""
+    for numel in (10_000_000, 2_000_000_000):
+        where = fabric(4, each)
+        made = predict(offbeat.algorithm("ad_psgd"), profile(numel), where)
+        assert 0.3 * RATE < made.bytes_per_node / made.seconds <= RATE
+
+
+def test_steps_of_stragglers_are_the_same_in_longer_runs() -> None:
+    given = Stragglers(jitter=0.2, late_share=0.1, late_factor=3.0, seed=5)
+    short, long = (given.draw(steps, 4, 2) for steps in (30, 50))
+    np.testing.assert_array_equal(long[:30], short)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_times_are_those_of_a_naive_simulation(ranks: int) -> None:
     steps, numel = factors(23, ranks), 200_000

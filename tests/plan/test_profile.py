@@ -183,6 +183,8 @@ def test_a_profile_by_hand_needs_sizes_and_times_only(tmp_path: Path) -> None:
         ({"parameters": [{"name": "w", "numel": 2}] * 2}, "'w' is listed twice"),
         ({"parameters": [{"name": "w", "numel": 2, "ready": 1.0}]}, "after the end of backward"),
         ({"spread": [1.0, 0.0]}, "spread holds 0.0, expected numbers above 0"),
+        ({"spread": [0.5, 0.7]}, "spread has the mean 0.6, expected 1"),
+        ({"parameters": [{"name": "w", "numel": 10**22}]}, "numel=1000000000000000"),
         ({"spread": 3}, "spread=3, expected None or a list"),
         ({"device": 3}, 'device=3, expected None or a str (such as "cpu")'),
         ({"speeds": {"copy": 1}}, "add=None, expected a number of seconds"),

@@ -17,6 +17,7 @@ from offbeat.replica.switching import autopilot
 from offbeat.replica.switching.waits import Waits
 from offbeat.telemetry.recording import read_run
 from offbeat.testing import ThreadWorld, snapshot
+from offbeat.transport.group import Group
 from offbeat.transport.world import World
 from outcomes import alike
 from problems import Quadratic, flat, loss
@@ -304,6 +305,19 @@ def test_a_rate_that_a_pause_hides_is_not_infinite(monkeypatch: pytest.MonkeyPat
     latency, rate = autopilot._measure_link(None, 10**9)  # type: ignore[arg-type]
     assert latency == 0.0501 / 2
     assert rate * PAYLOAD == pytest.approx(8 * 4 * (2**18 - 1) / 0.005)
+
+
+def test_the_rate_is_that_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next rank of most is on the same node."""
+    nodes, between = ((0, 1, 2), (3, 4, 5)), (2, 5)
+    monkeypatch.setattr(autopilot, "FIRST", 6)
+
+    def measured(group: Group, numel: int) -> tuple[float, float]:
+        return (0.01, 5e7) if group.ranks[group.rank] in between else (1e-5, 1e11)
+
+    monkeypatch.setattr(autopilot, "_measure_link", measured)
+    for (found,) in ThreadWorld(nodes=nodes).run(lambda world: decided(world, TEXT, 7)):
+        assert (found["rate"], found["latency"]) == (5e7, 0.01)
 
 
 def test_texts() -> None:

@@ -62,7 +62,7 @@ def _examine() -> "Report | None":
     findings = [*machine(), *addresses(launched)]
     if not launched:
         return Report([*findings, lab()])
-    if fault := links.store_fault():
+    if fault := links.launcher_fault() or links.store_fault():
         return Report([*findings, fault])
     if os.environ["RANK"] == "0":
         Console(stderr=True).print("measuring the links between all ranks")

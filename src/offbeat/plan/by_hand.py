@@ -4,16 +4,20 @@ import json
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar, final
 
 from offbeat.plan.profile import Parameter, Profile
 from offbeat.plan.speeds import Seconds, Speeds
-from offbeat.settings import above, at_least, check_values
+from offbeat.settings import above, at_least, between, check_values
 
 _EXAMPLE = (
     '{"parameters": [{"name": "w", "numel": 1000000}], "forward": 0.1, "backward": 0.2, '
     '"optimizer": 0.01, "bandwidth": 1e10}'
 )
+
+UNEVEN = 0.01  # by how much the mean of rounded times may differ from 1
+MOST = 2**48  # values of a parameter
 
 Kind = TypeVar("Kind")
 
@@ -40,7 +44,7 @@ class _Layer:
     """The fields of a parameter."""
 
     name: str
-    numel: Annotated[int, at_least(1)]
+    numel: Annotated[int, between(1, MOST)]
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     ready: Seconds = 0.0
 
@@ -53,7 +57,7 @@ def read_profile(path: Path) -> Profile:
     where = f"profile {str(path)!r}"
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"profile: cannot read {str(path)!r} ({error}); expected JSON such as {_EXAMPLE}"
         ) from None
@@ -87,6 +91,8 @@ def _parsed(found: _File) -> Profile:
     spread = found.spread or ()
     if wrong := [each for each in spread if type(each) not in (int, float) or not 0 < each < inf]:
         raise ValueError(f"spread holds {wrong[0]!r}, expected numbers above 0")
+    if spread and abs((mean := fmean(spread)) - 1) > UNEVEN:
+        raise ValueError(f"spread has the mean {mean:g}, expected 1: divide times by their mean")
     memory = None if found.memory is None else int(found.memory)
     return replace(made, spread=tuple(map(float, spread)), memory=memory, device=found.device)
 

@@ -218,8 +218,11 @@ class Clocks:
         self.crossed += rounds * float(leaving.sum()) * nbytes
         between = leaving[leaving > 0]
         seconds = (size - 1 - len(between)) * (fabric.inside(nbytes) + fabric.inside_latency)
-        seconds = rounds * (seconds + 2 * fabric.latency * len(between))
-        passing = float(rounds * fabric.busy(1, 1) * nbytes * between.sum())
+        ways = Path(fabric.latency * len(between), fabric.busy(1, 1) * between.sum())
+        if fabric.sites and len(between):
+            ways = fabric.around(axis, many)
+        seconds = rounds * (seconds + 2 * ways.latency)
+        passing = float(rounds * ways.per_byte * nbytes)
         seconds += self._pass(float(self.start(ready, axis).max()), passing)
         return self.collective(ready, float(seconds), axis)
 

@@ -116,11 +116,15 @@ class Fabric:
         """
         count = together or self.ranks_per_node
         if self.sites:
-            latency, per_byte = _shift(self, axis, distance)
+            latency, per_byte = _shift(self, axis, distance, count)
             return Path(float(latency.max()), float(per_byte.max()))
         if axis == "world":
             count = min(distance, self.ranks - distance, self.ranks_per_node)
         return Path(self.latency, self.busy(1, 1) * count)
+
+    def around(self, axis: Axis, together: int) -> Path:
+        """Return the sum of the ways of :meth:`path` over all distances."""
+        return _around(self, axis, together)
 
     def hop(self, axis: Axis, nbytes: float) -> float:
         """Return the time of one message of each member of a group to the next one."""
@@ -209,9 +213,9 @@ class Fabric:
 
 
 @lru_cache(maxsize=2**10)  # of hundreds of nodes each
-def _shift(fabric: Fabric, axis: Axis, distance: int) -> tuple[Array, Array]:
+def _shift(fabric: Fabric, axis: Axis, distance: int, together: int) -> tuple[Array, Array]:
     """Return the ways from each member of a group to the one ``distance`` further."""
-    many, local = (fabric.ranks_per_node, 1) if axis == "node" else (1, fabric.ranks_per_node)
+    many, local = (together, 1) if axis == "node" else (1, fabric.ranks_per_node)
     members = np.arange(fabric.nodes * local)
     source, target = members // local, np.roll(members, -distance) // local
     latency = np.full(len(members), fabric.inside_latency)
@@ -219,3 +223,9 @@ def _shift(fabric: Fabric, axis: Axis, distance: int) -> tuple[Array, Array]:
     far = source != target
     latency[far], per_byte[far], _ = fabric.paths(source[far], target[far])
     return latency, np.where(far, many * per_byte, per_byte)
+
+
+@lru_cache(maxsize=2**4)
+def _around(fabric: Fabric, axis: Axis, together: int) -> Path:
+    ways = [fabric.path(axis, distance, together) for distance in range(1, fabric.size(axis))]
+    return Path(sum(way.latency for way in ways), sum(way.per_byte for way in ways))

@@ -24,8 +24,27 @@ def choose(rows: Sequence[Row]) -> Row:
 
 
 def reason(chosen: Row, rows: Sequence[Row], baseline: str, setup: Setup) -> str:
-    """Return one sentence on the method that was chosen among ``rows``."""
-    where = f"On {chosen.nodes} nodes at {quantity.rate(int(setup.rate))}"
+    """Return a sentence on the method that was chosen among ``rows``, by the times of steps.
+
+    And one on the method that is best by what its steps are worth, if that is another one.
+    """
+    return _by_time(chosen, rows, baseline, setup) + _by_worth(chosen, rows)
+
+
+def _by_worth(chosen: Row, rows: Sequence[Row]) -> str:
+    known = [(row.faster * row.worth.steps, row) for row in rows if row.worth is not None]
+    _, best = max(known, key=lambda each: each[0], default=(0.0, chosen))
+    if best is chosen or best.worth is None:
+        return ""
+    return (
+        f" By what steps are worth, {best.name} reaches a loss first: "
+        f"{quantity.times(best.faster)} the steps, of which one is worth {best.worth}."
+    )
+
+
+def _by_time(chosen: Row, rows: Sequence[Row], baseline: str, setup: Setup) -> str:
+    nodes = f"{chosen.nodes} nodes" if chosen.nodes > 1 else "1 node"
+    where = f"On {nodes} at {quantity.rate(int(setup.rate))}"
     took = quantity.seconds(chosen.prediction.seconds)
     fastest = min(rows, key=lambda row: row.prediction.seconds)
     other = next((row for row in rows if row.name == baseline), None)
@@ -38,6 +57,8 @@ def reason(chosen: Row, rows: Sequence[Row], baseline: str, setup: Setup) -> str
             f"{where}, use {chosen.name}: a step takes {took}, of which "
             f"{quantity.percent(share)} is computing{ending}."
         )
+    if chosen.faster <= 1:
+        return f"{where}, use {chosen.name}: a step takes {took}{ending}."
     parts = other.prediction.parts
     limit = float(vars(parts)[parts.limit]) / other.prediction.seconds
     return (

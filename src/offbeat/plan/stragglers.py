@@ -39,13 +39,15 @@ class Stragglers:
 
     def draw(self, steps: int, nodes: int, ranks_per_node: int) -> Array:
         """Return the factors (steps, nodes, ranks per node)."""
-        random, shape = np.random.default_rng(self.seed), (steps, nodes, ranks_per_node)
+        # Streams of their own: the first steps are the same in runs of other lengths.
+        random, of_late = np.random.default_rng(self.seed), np.random.default_rng([self.seed, 1])
+        shape = steps, nodes, ranks_per_node
         if self.measured:
             factors = random.choice(np.array(self.measured), shape)
         else:
             width = float(np.log1p(self.jitter**2)) ** 0.5
             factors = random.lognormal(-(width**2) / 2, width, shape)
-        late = random.random(shape) < self.late_share
+        late = of_late.random(shape) < self.late_share
         factors = np.where(late, self.late_factor, 1.0) * factors
         if self.balanced:
             size = nodes * ranks_per_node

@@ -1,6 +1,5 @@
 """What the options of ``offbeat plan`` mean: methods, networks, stragglers and the profile."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +56,9 @@ def choose_at(at: int | None, counts: Sequence[int]) -> int:
 
 
 def positive(value: float, name: str) -> float:
-    """Return a finite value above 0, or raise ValueError."""
-    if not 0 < value < math.inf:  # nan is neither
-        raise ValueError(f"{name}: got {value:g}, expected a number above 0")
+    """Return a value between a millionth and a million, or raise ValueError."""
+    if not 1e-6 <= value <= 1e6:  # nan is neither
+        raise ValueError(f"{name}: got {value:g}, expected a number from 1e-06 to 1e+06")
     return value
 
 

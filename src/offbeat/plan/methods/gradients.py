@@ -14,6 +14,7 @@ from offbeat.methods.top_k.payload import PayloadFormat
 from offbeat.methods.top_k.timing import LayerTimes
 from offbeat.plan.clocks import Array, Clocks
 from offbeat.plan.fabric import Fabric
+from offbeat.plan.methods.slot import sections
 from offbeat.plan.profile import Profile
 from offbeat.plan.record import site_in
 
@@ -58,7 +59,8 @@ class GradientTimes:
             found = _sparse(exchange, site, profile, fabric)
             models = 3 + 2 * (exchange.momentum > 0)
             gathered = sum(message.nbytes for message in found if message.entries)
-            self.memory = models * 4 * profile.numel + self.size * gathered
+            wide = sum(section.nbytes for section in sections(profile.tensors, wide=True))
+            self.memory = models * wide + self.size * gathered
         else:
             found = _buckets(exchange, site, profile)
             copies = 1 + (isinstance(exchange, Mean) and exchange.wire is not None)

@@ -146,8 +146,10 @@ class Autopilot:
     def _figures(self, said: Sequence[dict[str, Any]]) -> Figures:
         compute = [sum(each["times"]) for each in said]
         forward, backward, rest = map(median, zip(*(each["times"] for each in said), strict=True))
-        copied, rate, latency = (
-            median(each[figure] for each in said) for figure in ("copied", "rate", "latency")
+        copied = median(each["copied"] for each in said)
+        rate, latency = (
+            median(each[figure] for each in self._between_nodes(said))
+            for figure in ("rate", "latency")
         )
         parameters = [
             Parameter(name, p.numel(), str(p.dtype).removeprefix("torch."))
@@ -160,6 +162,14 @@ class Autopilot:
         speeds = Speeds.of_bandwidth(copied)
         profile = Profile.by_size(parameters, forward, backward, rest, speeds)
         return Figures(profile, fabric, max(1.0, max(compute) / max(median(compute), 1e-9)))
+
+    def _between_nodes(self, said: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return the figures of ranks that sent to another node; of all if none did."""
+        control, nodes = self._members.connection.control, self._members.world.nodes
+        ranks = [] if control is None else control.ranks
+        home = {rank: number for number, node in enumerate(nodes) for rank in node}
+        pairs = zip(said, ranks, [*ranks[1:], *ranks[:1]], strict=False)
+        return [each for each, one, other in pairs if home[one] != home[other]] or said
 
 
 def _measure_link(group: Group, numel: int) -> tuple[float, float]:
