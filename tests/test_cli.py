@@ -92,7 +92,7 @@ def test_version() -> None:
 def test_every_recipe_is_listed_and_accepted_without_arguments() -> None:
     listed = json.loads(offbeat_command("recipes", "--json").output)
     names = [recipe["name"] for recipe in listed]
-    assert names == [recipe.__name__ for recipe in RECIPES]
+    assert names == [*(recipe.__name__ for recipe in RECIPES), "auto"]
     for name in names:
         assert isinstance(offbeat.algorithm(name), offbeat.Algorithm)
         assert name in offbeat_command("recipes").output

@@ -1,5 +1,6 @@
 """The sampler in data loaders, in worlds of threads, and in processes of which one is killed."""
 
+import itertools
 import json
 import os
 import random
@@ -483,6 +484,24 @@ def test_an_earlier_epoch_is_refused_and_a_resumed_one_has_its_whole_length() ->
     replica.steps = 10
     again.set_epoch(2)
     assert len(again) == 10
+
+
+@pytest.mark.parametrize(("made", "epoch", "left"), [(2, 0, 1), (3, 1, 3)])
+def test_a_run_that_was_saved_after_an_epoch_goes_on_with_the_next(
+    made: int, epoch: int, left: int
+) -> None:
+    """Else what a script does after each epoch, here of three steps, would be done twice."""
+    replica = alone(1)
+    sampler = ElasticSampler(12, 4, replica)
+    for _ in itertools.islice(sampler, made):
+        replica.steps += 1
+    again = ElasticSampler(12, 4, replica)
+    again.load_state_dict(sampler.state_dict())
+    assert again.stats()["epoch"] == epoch
+    again.set_epoch(epoch)
+    for _ in again:
+        replica.steps += 1
+    assert replica.steps == made + left
 
 
 def test_a_large_data_set_takes_no_memory() -> None:

@@ -18,6 +18,7 @@ from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.status_record import JoinRequest, Status, StatusRecord
 from offbeat.liveness.store import client
 from offbeat.liveness.store.client import StoreSilent, TimedStore
+from offbeat.platform import tcp_store
 from offbeat.platform.process_group import open_loopback
 from offbeat.transport.run.membership import Membership
 from offbeat.transport.world import World
@@ -190,3 +191,18 @@ def test_a_read_of_deleted_keys_does_not_block(
         timed.under("run1/heartbeat").append("ranks", "0 1 ")  # whose heartbeats are deleted
         assert not RunWatch(timed, Membership(1, 0, "run1"), 4, changed=-1e9).is_over()
         timed.close()
+
+
+@pytest.mark.fault(
+    "no store at the address of OFFBEAT_STORE", "a warning soon, an error after 60 s"
+)
+def test_a_store_that_is_missing_is_told_of_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_store, "SOON", 0.1)
+    monkeypatch.setattr(tcp_store, "CONNECT", 1.0)
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        pytest.warns(RuntimeWarning, match=f"no store at {address} yet; trying for 1 s") as told,
+        pytest.raises(ValueError, match=f"no store at {address} within 1 s .nobody listens there"),
+    ):
+        tcp_store.connect_store(address)
+    assert len(told) == 1

@@ -14,6 +14,7 @@ from offbeat.liveness.failure import Phase
 from offbeat.liveness.heartbeats.diagnosis import Wait, find_fault
 from offbeat.liveness.heartbeats.ring import Sign
 from offbeat.methods import Compressed, Compressor
+from offbeat.testing import ThreadWorld
 from offbeat.transport.collectives import mean
 from offbeat.transport.group import Group
 from offbeat.transport.world import World
@@ -250,6 +251,44 @@ def test_calls_in_different_order(text: str, one: str, other: str) -> None:
 
     said = alike(work, size=3, seconds=SECONDS)
     assert "(call 3)" in said or "different numbers of steps" in said
+
+
+@pytest.mark.fault(
+    "a call of all ranks under `if rank == 0:`",
+    "ValueError on all ranks; says so under all methods",
+)
+@pytest.mark.parametrize("text", ["ddp", "sgp"])
+def test_a_call_under_if_rank_is_zero(text: str) -> None:
+    def work(world: World) -> None:
+        loop = Loop(offbeat.algorithm(text), world)
+        for step in range(4):
+            loop.backward()
+            loop.step()
+            if step == 1 and world.rank == 0:
+                consensus(loop.replica)
+        loop.replica.finish()
+
+    said = alike(work, seconds=SECONDS)
+    assert "rank == 0" in said if text == "ddp" else "in the same order" in said
+    assert "consensus" in said
+
+
+@pytest.mark.parametrize("verb", ["finish", "consensus"])
+@pytest.mark.fault("replica.step() is never called", "a warning in finish() and consensus()")
+def test_a_step_that_is_never_called(verb: str) -> None:
+    def work(world: World) -> list[str]:
+        model = small()
+        replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
+        for _ in range(3):
+            model(torch.ones(3, 4)).square().mean().backward()
+        with pytest.warns(RuntimeWarning, match="step.. was never called"):
+            VERBS[verb](replica)
+        notes: list[str] = replica.stats()["notes"]
+        replica.detach()
+        return notes
+
+    for notes in ThreadWorld(2).run(work):
+        assert any("call it after every optimizer.step()" in note for note in notes)
 
 
 @pytest.mark.fault(

@@ -195,6 +195,15 @@ def test_a_store_that_is_started_again_knows_the_run() -> None:
     assert cluster.places() == {"p0": (1, 0), "p1": (1, 1), "p2": (1, None), "p3": (1, None)}
 
 
+def test_a_line_says_who_waits_and_who_is_silent() -> None:
+    cluster = Cluster(workers=2)
+    cluster.come("p0")
+    assert cluster.pass_by(1).line == "run 0: waiting, 1 of 2 processes"
+    cluster = started("p0", "p1", "p2")
+    del cluster.signs["p1"]  # killed
+    assert "3 members (1 silent), 0 lost" in cluster.pass_by(6, step=1).line
+
+
 def test_losses_and_seconds_lost() -> None:
     cluster = started("p0", "p1", "p2")
     assert cluster.pass_by(5, step=1).seconds_lost == 0

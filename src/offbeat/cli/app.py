@@ -68,13 +68,14 @@ def recipes(
     """
     with quiet_imports():
         from offbeat.recipes import RECIPES
+        from offbeat.recipes.auto import auto
     rows = [
         {
             "name": recipe.__name__,
             "signature": _signature(recipe),
             "summary": (inspect.getdoc(recipe) or "").splitlines()[0].replace("``", "`"),
         }
-        for recipe in RECIPES
+        for recipe in (*RECIPES, auto)
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

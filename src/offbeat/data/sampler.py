@@ -110,10 +110,10 @@ class ElasticSampler(Sampler[list[int]]):
         except ValueError as error:
             fault = str(error)
         self._is_newcomer = replica.is_new  # the others have compared theirs before
-        if self._is_newcomer and fault:
-            raise ValueError(fault)
         if not self._is_newcomer:
             require_alike(replica, arguments, fault)
+        elif fault:
+            raise ValueError(fault)
         self._pass = self._begin(0, (self._order.epoch(0),))
         self._due: int | None = replica.steps  # the step of the next batch of this pass, if known
         self._planned: tuple[Pass, tuple[int, ...], Plan] | None = None
@@ -237,13 +237,14 @@ class ElasticSampler(Sampler[list[int]]):
     def stats(self) -> dict[str, int]:
         """Return the epoch, and numbers of samples.
 
-        "left": of this pass, after ``replica.steps`` steps; "returned": given out again since
-        lost ranks did not commit them; "repeated": used twice, as fewer than batches were left.
-        The last two since the first epoch.
+        "epoch": after a load at its end the next one; "left": of this pass, after ``replica.steps``
+        steps; "returned": given out again since lost ranks did not commit them; "repeated": used
+        twice, as fewer than batches were left. The last two since the first epoch.
         """
         now = self._current().ended(self._replica.steps)
+        left, is_loaded = count(now.start.left), self._due is None and not self._is_newcomer
         counts = {"returned": now.returned, "repeated": now.repeated}
-        return {"epoch": now.epoch, "left": count(now.start.left), **counts}
+        return {"epoch": now.epoch + (is_loaded and not left), "left": left, **counts}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, the same on all ranks: plain values, a few for each change.

@@ -5,11 +5,13 @@ import os
 import socket
 import threading
 import time
+import warnings
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError, Store, TCPStore
 
 CONNECT = 60.0  # seconds for which a client tries: as long as a store may take to come back
+SOON = 5.0  # seconds after which it says that it waits
 PAUSE = 0.2  # seconds between two attempts
 KEYS = timedelta(minutes=5)  # for which a get waits for its key
 
@@ -33,8 +35,12 @@ def connect_store(address: str) -> Store:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"the store is at {address!r}, expected 'host:port'")
     host, until = host.strip("[]"), time.monotonic() + CONNECT
-    why = "it answers no client of torch"
-    while not (is_there := listens(host, int(port))) and time.monotonic() < until:
+    why, tell = "it answers no client of torch", time.monotonic() + SOON
+    while not (is_there := listens(host, int(port))) and (now := time.monotonic()) < until:
+        if now > tell:
+            tell = until
+            text = f"no store at {address} yet; trying for {CONNECT:.0f} s"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         time.sleep(PAUSE)
     if not is_there:
         why = "nobody listens there"

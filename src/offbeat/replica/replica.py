@@ -133,6 +133,7 @@ class Replica(Switched):
         are averaged, others come from the first rank. In an elastic run it holds one more model.
         """
         self._require_open()
+        self._note(self._watch.unstepped(self.steps))
         with self._consensus.settling():
             self._recorder.finished(self._together("finish", self._finish))
         self.parameters.reset()
@@ -161,6 +162,7 @@ class Replica(Switched):
         Returns the model. Does nothing more where the average is shown already.
         """
         self._require_open(also_shown=True)
+        self._note(self._watch.unstepped(self.steps))
         if not self._consensus.own:
             self._together("consensus", lambda: self._consensus.show(self.steps))
             self._watch.look()

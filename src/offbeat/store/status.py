@@ -68,7 +68,12 @@ class Status:
     @property
     def line(self) -> str:
         """One line for a terminal."""
-        counts = f"{len(self.members)} members, {len(self.lost)} lost, {len(self.joined)} joined"
+        if not self.run:
+            out_of = "" if self.workers is None else f" of {self.workers}"
+            return f"run 0: {self.state}, {self.waiting}{out_of} processes"
+        silent = sum(member.silent > QUIET for member in self.members)
+        members = f"{len(self.members)} members" + (f" ({silent} silent)" if silent else "")
+        counts = f"{members}, {len(self.lost)} lost, {len(self.joined)} joined"
         lost = f"{quantity.seconds(self.seconds_lost)} lost" if self.seconds_lost else "0 s lost"
         return f"run {self.run}: {self.state}, step {self.step}, {counts}, {lost}"
 
@@ -80,7 +85,7 @@ class Status:
             [escape(m.node), "?" if m.rank is None else str(m.rank), str(m.step), m.state]
             for m in self.members
         ]
-        title = escape(f"store {address}  {self.line}")  # "[fe80::1]" would be a style
+        title = f"store {address}  {self.line}"
         return figures(title, ("rank", "step", "state"), rows, caption)
 
 

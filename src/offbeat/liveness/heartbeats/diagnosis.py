@@ -71,10 +71,12 @@ def find_fault(sign: Sign, wait: Wait) -> Exception | None:
         return None
     is_met = wait.has_met_another and _is_of_another_step(sign.phase, phase)
     if sign.rank in wait.members and (_is_passed_by(sign.phase, phase) or is_met):
+        called = next((v for v in (verb, phase.verb) if v not in ("", "backward", "step")), "")
+        some = f", call {called}() on all ranks (not under `if rank == 0:`)" if called else ""
         return ValueError(
             f"rank {sign.rank} is in {sign.phase}, but rank {rank} is in {phase}: they made "
             "different numbers of backwards that exchange gradients; give all ranks equally many "
-            "batches (drop_last=True, or a fixed number of steps), and call "
+            f"batches (drop_last=True, or a fixed number of steps){some}, and call "
             "set_requires_sync(False) before backwards whose number may differ within a step"
         )
     return _disagreement(sign, rank, phase, wait.is_overdue)

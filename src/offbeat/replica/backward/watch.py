@@ -226,6 +226,10 @@ class BackwardWatch(Watcher):
             parameter.grad = had[name]
         return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
+    def unstepped(self, steps: int) -> str | None:
+        """Return a warning if there was a backward, but no ``step()`` in the run."""
+        return _UNSTEPPED if self.begun and not steps else None
+
     def require_spent(self, verb: str) -> None:
         """Raise if gradients wait for a step, other than those of an accumulation that goes on."""
         # Beside other replicas they may wait for nothing: in a GAN, the backward of the generator
@@ -287,6 +291,10 @@ _UNSEEN = (
     "a step() without a backward, although an optimizer stepped: its gradients (of "
     "torch.autograd.grad or torch.func, or set by hand) were not exchanged; compute them by "
     "backward(), or average them yourself"
+)
+_UNSTEPPED = (
+    "there was a backward, and replica.step() was never called: call it after every "
+    "optimizer.step(), or the method exchanges no parameters"
 )
 _UNSENT = (
     "an optimizer stepped with gradients that were not exchanged: no backward with "
