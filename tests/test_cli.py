@@ -104,7 +104,10 @@ def test_check_prints_the_exchanges_of_an_algorithm() -> None:
     assert "Average(every=4, over='world', nonfinite='raise')" in done.output
 
 
-@pytest.mark.parametrize("text", ["nothing", "sgp(hops=3)", "sgp(1 + 1)", "sgp(", "", "ddp()()"])
+@pytest.mark.parametrize(
+    "text",
+    ["nothing", "sgp(hops=3)", "sgp(1 + 1)", "sgp(", "", "ddp()()", "auto(candidates=['nothing'])"],
+)
 def test_check_refuses_with_exit_code_2_and_one_sentence(text: str) -> None:
     done = offbeat_command("check", text)
     assert done.exit_code == 2

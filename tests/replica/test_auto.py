@@ -325,6 +325,9 @@ def test_texts() -> None:
     assert str(algorithm) == "auto(exact=True)"
     assert offbeat.algorithm(repr(algorithm)) == algorithm
     assert isinstance(algorithm.auto, Auto)
+    scheduled = offbeat.algorithm("auto(candidates=['ddp', 'ddp for 5 steps, then sgp'])")
+    assert scheduled.auto == Auto(("ddp", "ddp for 5 steps, then sgp"))
+    assert scheduled.then is None
     with pytest.raises(ValueError, match="leave one of both out"):
         offbeat.auto(exact=True, candidates=["ddp"])
     for candidates in ("ddp", 5, [], [5]):

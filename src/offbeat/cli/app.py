@@ -96,7 +96,10 @@ def check(
     with quiet_imports():
         from offbeat.recipes import algorithm
     with exit_codes("interrupted"):
-        typer.echo(repr(algorithm(text)))
+        made = algorithm(text)
+        for candidate in made.auto.candidates if made.auto else ():
+            algorithm(candidate)
+        typer.echo(repr(made))
 
 
 def _algorithm_environment(text: str) -> dict[str, str]:

@@ -46,7 +46,7 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
         return text
     if text is None:
         return _from_environment()
-    if len(parts := _THEN.split(str(text))) > 1:
+    if len(parts := _phases(str(text))) > 1:
         return _schedule(parts, str(text))
     head, *rest = str(text).strip().partition("(")
     if head.partition("+")[0].strip() in NAMED:
@@ -72,6 +72,17 @@ def algorithm(text: str | Algorithm | None = None) -> Algorithm:
             f"{', '.join(signature.parameters)}"
         ) from None
     return recipes[name](*args, **kwargs)
+
+
+def _phases(text: str) -> list[str]:
+    """Split a schedule, but not one inside the arguments of a recipe."""
+    parts, start = [], 0
+    for match in _THEN.finditer(text):
+        before = text[: match.start()]
+        if before.count("(") == before.count(")"):
+            parts.append(before[start:])
+            start = match.end()
+    return [*parts, text[start:]]
 
 
 def _schedule(parts: Sequence[str], text: str) -> Algorithm:
