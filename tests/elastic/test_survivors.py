@@ -20,9 +20,11 @@ import offbeat
 from offbeat.elastic import survivors
 from offbeat.elastic.agreement import Agreement, Progress
 from offbeat.elastic.survivors import agree_on_survivors
+from offbeat.exchange import BoundParameters
 from offbeat.liveness.failure import PeerLost
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.heartbeat import Heartbeat
+from offbeat.replica import consensus
 from offbeat.replica.saving.rank_files import RankFiles, Save
 from offbeat.testing import ThreadWorld, snapshot
 from offbeat.transport.links import Links
@@ -306,6 +308,61 @@ def test_a_loss_found_in_a_call_of_all_is_survived(verb: str) -> None:
         "consensus_distance": [(0.0, 0.0), (1.0, 1.0), None],
     }
     assert results == expected[verb]
+
+
+class Died(Exception):
+    """Ends the thread of a rank that is silent from now on."""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.filterwarnings("ignore:rank .* finish.. found replicas:RuntimeWarning")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("verb", "text"),
+    [
+        *(("finish", text) for text in ("ddp", "sgp(overlap=1)", "local_sgd(every=9)")),
+        *(("switch", text) for text in ("local_sgd(every=9)", "diloco(every=9)")),
+    ],
+)
+@pytest.mark.fault(
+    "all ranks but one are lost during finish() or a switch",
+    "the last one ends it with its own model",
+)
+def test_the_last_one_left_in_an_average_goes_on(
+    text: str, verb: str, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = consensus.average_parameters
+
+    def average(slot: BoundParameters, **how: Any) -> None:
+        if slot.site is not None and slot.site.world.rank == 1:
+            raise Died
+        real(slot, **how)
+
+    monkeypatch.setattr(consensus, "average_parameters", average)
+
+    def work(world: World) -> list[float] | None:
+        model = Quadratic()
+        replica = offbeat.replicate(
+            model, offbeat.algorithm(text), mesh=world, elastic=True, weighted=weighted
+        )
+        if verb == "switch":
+            replica.step()  # since which models differ
+        placed(replica, float(world.rank + 1))
+        try:
+            if verb == "finish":
+                replica.finish()
+            else:
+                replica.switch("noloco(every=7)")
+        except Died:
+            perish(replica._connection.links)
+            return None
+        assert replica.world.ranks == (0,)
+        replica.step()
+        replica.detach()
+        return flat(snapshot(model)).tolist()
+
+    with pytest.warns(RuntimeWarning, match="train on"):
+        assert ThreadWorld(2).run(work) == [[1.0] * 9, None]
 
 
 def filled(value: float) -> Quadratic:

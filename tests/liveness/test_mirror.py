@@ -71,6 +71,16 @@ def test_each_writes_back_what_it_knows(server: Server) -> None:
     assert sorted(first.get("words").split()) == [b"0", b"10", b"1=5"]
 
 
+def test_what_another_has_written_is_written_back_by_who_remembers_it(server: Server) -> None:
+    first, second = (TimedStore(server.client(), returns=True).under("part") for _ in range(2))
+    first.set("key", "1")
+    second.remember("key", "1")
+    first.close()
+    restart(server)
+    assert second.find("key") == "1"
+    second.close()
+
+
 def test_an_older_value_replaces_no_newer_one(server: Server) -> None:
     first, second = Mirror(server.client()), Mirror(server.client())
     first.compare_set("record", "", "old")

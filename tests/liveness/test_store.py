@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed import HashStore
 
 import offbeat
-from offbeat.elastic.join import RunWatch
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.status_record import JoinRequest, Status, StatusRecord
 from offbeat.liveness.store import client
@@ -21,6 +20,7 @@ from offbeat.liveness.store.client import StoreSilent, TimedStore
 from offbeat.platform import tcp_store
 from offbeat.platform.process_group import open_loopback
 from offbeat.transport.run.membership import Membership
+from offbeat.transport.run.run_watch import RunWatch
 from offbeat.transport.world import World
 from ranks import Spawned, fork_server, free_port
 

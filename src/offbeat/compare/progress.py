@@ -32,7 +32,8 @@ class ProgressView:
     def __init__(self, experiment: Experiment, console: Console) -> None:
         """Prepare one bar for each method; :meth:`shown` displays them."""
         self.experiment, self.console = experiment, console
-        self.steps = experiment.steps  # of a run; without --steps, known after the first run
+        # Of a run; without --steps taken from the first one, if runs are of one length.
+        self.steps, self._are_alike = experiment.steps, True
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -71,7 +72,8 @@ class ProgressView:
             stop.set()
             thread.join()
             steps, text = _summary(run)
-            self.steps = self.steps or steps
+            if self._are_alike:
+                self.steps = self.steps or steps
             self._done[run.method] += steps
             self._show(run, 0, text)
             if run.failure:
@@ -89,6 +91,8 @@ class ProgressView:
             is_due = time.monotonic() - self._last_line > LINE_SECONDS
             if begun and (is_due or self.console.is_terminal):
                 steps = min(len(recording.steps) for recording in begun)
+                if self.steps is not None and steps > self.steps:
+                    self.steps, self._are_alike = None, False
                 out_of = "" if self.steps is None else f"/{self.steps}"
                 self._show(run, steps, f"step {steps}{out_of}  {_latest(begun)}")
 

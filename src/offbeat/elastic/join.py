@@ -25,7 +25,6 @@ from offbeat.elastic.node import Node
 from offbeat.exchange import Algorithm
 from offbeat.kit.warning import warn
 from offbeat.liveness.failure import PeerLost
-from offbeat.liveness.heartbeats import heartbeat
 from offbeat.liveness.heartbeats.diagnosis import store_lost
 from offbeat.liveness.heartbeats.roll_call import WARN_AFTER
 from offbeat.liveness.heartbeats.status_record import JoinRequest, StatusRecord
@@ -34,10 +33,10 @@ from offbeat.platform.process_group import TIMEOUT
 from offbeat.transport.links import Links
 from offbeat.transport.meter import Meter
 from offbeat.transport.run.membership import Membership, read_membership
+from offbeat.transport.run.run_watch import RunWatch
 from offbeat.transport.world import World
 
 POLL = 0.1  # seconds between two looks at the store
-READ = 16  # members whose heartbeats tell whether a run goes on
 ATTEMPTS = 20  # requests until a rank gives up
 MODEL = "model"  # the key of the fingerprint
 PRESENT = "algorithm"  # the key of the algorithm at present
@@ -45,50 +44,25 @@ PRESENT = "algorithm"  # the key of the algorithm at present
 
 def announce(links: Links, filler: SlotFiller) -> None:
     """Let ranks join from now on; by the first rank, before any other can be past the start."""
+    tell_model(links, filler)
+    tell(links, PRESENT, repr(filler.algorithm))
     if links.run and links.world.rank == links.world.ranks[0]:
-        links.store.set(MODEL, json.dumps(fingerprint(filler, "")))
-        links.store.set(PRESENT, repr(filler.algorithm))
         links.announce()
 
 
-@final
-@dataclass(eq=False)
-class RunWatch:
-    """Tells whether a run goes on, by the heartbeats of some of its members."""
+def tell_model(links: Links, filler: SlotFiller) -> None:
+    """Tell ranks that join which model and algorithm the run began with; all ranks call."""
+    tell(links, MODEL, json.dumps(fingerprint(filler, "")))
 
-    store: TimedStore
-    membership: Membership
-    rank: int
-    started: float = field(default_factory=time.monotonic)
-    changed: float = field(default_factory=time.monotonic)
-    is_rank_alive: bool = False  # another process has the number of this rank
-    _beats: list[str | None] = field(default_factory=list)
-    _own: str | None = None
-    _looked: float = 0.0
 
-    def is_over(self) -> bool:
-        """Return whether all ranks have been silent for long; reads once per heartbeat."""
-        now = time.monotonic()
-        if now - self._looked > heartbeat.BEAT:
-            self._looked = now
-            self._look(now)
-        return now - self.changed > 2 * heartbeat.SILENT_AFTER
+def tell(links: Links, key: str, value: str) -> None:
+    """Tell ranks that join, by the first rank; the others know it, too.
 
-    def _look(self, now: float) -> None:
-        # Its keys are deleted at any time: after a change of its ranks, and after its end.
-        store = self.store.under(f"{self.membership.name}/heartbeat")
-        begun = store.find("ranks")
-        if begun is None:
-            return
-        ranks = sorted(map(int, begun.split()))  # that have written a heartbeat
-        beats = [store.find(f"rank{rank}") for rank in ranks[:: -(-len(ranks) // READ)]]
-        if beats != self._beats:
-            self._beats, self.changed = beats, now
-        if self.rank in ranks:
-            own = store.find(f"rank{self.rank}")
-            is_late = now - self.started > heartbeat.BROKEN_AFTER
-            self.is_rank_alive = is_late and None not in (self._own, own) and self._own != own
-            self._own = own
+    The store may be started again when the first one is gone.
+    """
+    if links.run:
+        is_first = links.world.rank == links.world.ranks[0]
+        (links.store.set if is_first else links.store.remember)(key, value)
 
 
 @final
@@ -200,6 +174,8 @@ class JoinAttempts:
         if rank in membership.ranks:
             self._await_own_loss(membership, watch)
             return None
+        if None in (self.store.find(MODEL), self.store.find(PRESENT)):
+            return None  # the store was started again: the others write what they know
         self._require_fitting(membership, rank)
         record = StatusRecord(self.store.under(f"{membership.name}/heartbeat"))
         status = record.read()

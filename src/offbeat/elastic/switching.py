@@ -8,7 +8,7 @@ from typing import final
 
 from offbeat.attach.connection import Connection
 from offbeat.elastic.generation import Generation
-from offbeat.elastic.join import PRESENT
+from offbeat.elastic.join import PRESENT, tell
 from offbeat.exchange import Algorithm, BoundGradients, BoundParameters
 from offbeat.liveness.failure import PeerLost
 from offbeat.transport.group import Group
@@ -84,8 +84,8 @@ def switch(
         if gradients in replaced:
             gradients = members.filled_gradients(filler, over)
             gradients.carry(members.gradients)
-    if links is not None and links.run and members.world.rank == members.world.ranks[0]:
-        links.store.set(PRESENT, repr(algorithm))  # a rank that joins reads it once it is let in
+    if links is not None:
+        tell(links, PRESENT, repr(algorithm))  # a rank that joins reads it once it is let in
     # Where any exchange finds its groups among those of others, what is left waits for the next.
     keeps = control is None or (control.is_mesh and not filler.is_elastic)
     if not keeps:

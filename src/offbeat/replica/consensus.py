@@ -74,10 +74,11 @@ class Consensus:
         """
         slot = self._members.parameters
         held = {**self.model.buffers, **(also or {})}
-        held |= self._held if slot.site is not None else {}
+        held |= self._held if slot.site is not None or self._before else {}
         if self._before:
             pack([held[name] for name in self._before], self._before.values())
-            for window, covered in zip(slot.windows(), self._covered, strict=True):
+            # The last rank that is left has no windows.
+            for window, covered in zip(slot.windows(), self._covered, strict=False):
                 window.covered = covered
         elif self._members.filler.is_elastic:
             self._before = {name: tensor.detach().clone() for name, tensor in held.items()}

@@ -17,7 +17,7 @@ from offbeat.attach.slots import SlotFiller, reduced
 from offbeat.attach.start import argument_fault, connect
 from offbeat.elastic import survivors
 from offbeat.elastic.generation import Generation
-from offbeat.elastic.join import PRESENT, JoinAttempts, announce
+from offbeat.elastic.join import PRESENT, JoinAttempts, announce, tell, tell_model
 from offbeat.elastic.join_barrier import donor_in
 from offbeat.elastic.joining import join
 from offbeat.elastic.node import Node, takes_part_as_nodes
@@ -288,6 +288,8 @@ def _join_run(joining: JoinAttempts, node: Node | None) -> Generation | int:
                 members = Generation(found.open(pair), filler, node, joins=True)
                 filler.model.reshard()
                 join(members, filler.model)
+                tell_model(found.links, joining.filler)
+                tell(found.links, PRESENT, present)
         except BaseException as error:
             survivors.resign(found.links)
             is_over = found.mates is not None and found.mates.is_lost

@@ -49,7 +49,7 @@ class Mirror:
     def set(self, key: str, value: str) -> None:
         """Write ``value``."""
         self._own.add(key)
-        self._note(key, value)
+        self.note(key, value)
         self._call(lambda client: client.set(key, value))
 
     def get(self, key: str) -> bytes:
@@ -60,7 +60,7 @@ class Mirror:
         """Return the values of ``keys``."""
         found: list[bytes] = self._call(lambda client: client.multi_get([*keys]))
         for key, value in zip(keys, found, strict=True):
-            self._note(key, value.decode())
+            self.note(key, value.decode())
         return found
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
@@ -71,7 +71,7 @@ class Mirror:
         if found.decode() == expected:  # a look for a key that does not exist
             self._forget(key)
         else:
-            self._note(key, found.decode())
+            self.note(key, found.decode())
         return found
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -136,7 +136,8 @@ class Mirror:
         finally:
             self.is_away = False
 
-    def _note(self, key: str, value: str) -> None:
+    def note(self, key: str, value: str) -> None:
+        """Remember a value that this process or another one has written."""
         seen = self._texts.setdefault(key, deque(maxlen=HISTORY))
         if not seen or seen[-1] != value:
             seen.append(value)
