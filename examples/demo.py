@@ -5,21 +5,27 @@ python examples/demo.py
 
 import json
 import os
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from demo_picture import draw
 from demo_table import table, write_rows
 from rich.console import Console
+from torch import Tensor, nn
 
+from offbeat import algorithm
 from offbeat.compare import Experiment, Session, open_runner, parse_methods
 from offbeat.compare.experiment import split_algorithms
 from offbeat.lab import Runner
+from offbeat.testing import simulate
 
 SCRIPT = Path(__file__).with_name("char_gpt.py")
 REPORTS = 12  # evaluations in each run
-PROBE = 40  # steps of the runs that measure how long a step takes
+PROBE = 60  # steps of the runs that measure how long a step takes
 # The peak learning rate is 1e-2, and half of it where that was better among these two.
 LR = {"adasum": 5e-3, "lags": 5e-3}
 METHODS = (
@@ -77,10 +83,11 @@ def main(
         texts = split_algorithms(algorithms)
         with open_runner(nodes, 1, rate) as (runner, unshaped):
             probe = session_of([(text, min(PROBE, steps)) for text in texts], out / "probe")
+            compile_kernels(texts)
             console.print("Short runs, which measure how long a step takes:")
             counts = steps_of_equal_time(run(probe, runner, unshaped), steps)
             session = session_of(list(zip(texts, counts, strict=True)), out)
-            console.print("Runs of equal time:")
+            console.print("Runs of about equal time:")
             run(session, runner, unshaped)
     except ValueError as error:
         typer.echo(str(error), err=True)
@@ -91,12 +98,28 @@ def main(
     show(session)
 
 
-def session_of(runs: list[tuple[str, int]], folder: Path) -> Session:
-    """Prepare a run of each algorithm for its number of steps."""
-    given = [
+def compile_kernels(texts: list[str]) -> None:
+    """Train something small with each method: what is compiled on the way is kept on disk."""
+
+    def loss(model: nn.Module, rank: int, step: int) -> Tensor:
+        return model(torch.ones(1, 64)).square().mean()
+
+    for text, steps in filled((text, 4) for text in texts):
+        with warnings.catch_warnings(action="ignore"):  # of runs that are too short
+            simulate(algorithm(text), lambda: nn.Linear(64, 64), loss, steps=steps, size=2)
+
+
+def filled(runs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Fill the number of steps, and a fifth of it, into the texts of methods."""
+    return [
         (text.replace("{steps}", str(steps)).replace("{fifth}", str(max(1, steps // 5))), steps)
         for text, steps in runs
     ]
+
+
+def session_of(runs: list[tuple[str, int]], folder: Path) -> Session:
+    """Prepare a run of each algorithm for its number of steps."""
+    given = filled(runs)
     methods, baseline = parse_methods(",".join(text for text, _ in given))
     options = {
         text: {

@@ -55,7 +55,7 @@ def draw(comparison: Comparison, path: Path) -> None:
     """Write the held-out loss of all methods over seconds, and the baseline's last loss."""
     setup = comparison.setup
     link = f"{setup.rate / 1e6:g} Mbit/s links" if setup.rate else "unlimited loopback"
-    title = f"Character GPT on {len(setup.ranks_per_node)} nodes, {link}, equal time"
+    title = f"Character GPT on {len(setup.ranks_per_node)} nodes, {link}, about equal time"
     with figure(title, 1, path) as drawn:
         (axes,), lines = drawn.axes, curves(comparison)
         limit(axes, lines, SKIP)

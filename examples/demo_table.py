@@ -71,7 +71,7 @@ def table(comparison: Comparison) -> Table:
     found, baseline, setup = rows(comparison), comparison.baseline, comparison.setup
     last = next((row.heldout_loss for row in found if row.method == baseline), float("nan"))
     link = "loopback" if setup.rate is None else f"{setup.rate / 1e6:g} Mbit/s"
-    title = f"Character GPT, {len(setup.ranks_per_node)} nodes, {link}, equal seconds"
+    title = f"Character GPT, {len(setup.ranks_per_node)} nodes, {link}, about equal seconds"
     caption = NOTES.format(baseline=baseline, last=last)
     made = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, caption_justify="left",
                  padding=0)  # fmt: skip
