@@ -73,8 +73,6 @@ def main(args: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", dist.get_node_local_rank(0))
         torch.cuda.set_device(device)
-    if args.windows < world:
-        raise SystemExit(f"--windows {args.windows}: {world} ranks need one each, or more")
     torch.manual_seed(args.seed + rank)  # own data on each rank; the model will be rank 0's
     model = GPT(args.width, args.depth, args.heads, args.context).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
@@ -114,7 +112,7 @@ if __name__ == "__main__":
         ("seed", 0, "random seed; the rank is added to it"),
         ("report-every", 50, "steps between evaluations"),
         ("out", "", "file for the evaluations as JSON lines"),
-        ("windows", 128, "held-out windows per evaluation, over all ranks"),
+        ("windows", 128, "held-out windows per evaluation, one or more for each rank"),
         ("sample", 0, "characters of text to sample at the end"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=text)
