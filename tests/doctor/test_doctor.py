@@ -108,6 +108,7 @@ def test_ranks_that_have_not_come_are_named() -> None:
     ("given", "said"),
     [
         ({"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two', expected"),
+        ({"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0', expected"),
         ({"WORLD_SIZE": "2"}, "RANK=None, MASTER_PORT=None, expected whole numbers"),
     ],
 )

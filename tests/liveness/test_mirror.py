@@ -81,6 +81,21 @@ def test_what_another_has_written_is_written_back_by_who_remembers_it(server: Se
     second.close()
 
 
+def test_one_who_wrote_before_another_brings_nothing_old_back(server: Server) -> None:
+    """As the first rank of a run, which may come back, and then writes for the others again."""
+    first, second = (TimedStore(server.client(), returns=True) for _ in range(2))
+    for writer, other, value in ((second, first, "B"), (first, second, "C")):
+        writer.compare_set("key", writer.find("key") or "", value)
+        if value == "B":
+            other.remember("key", value)
+    restart(server)
+    assert first.find("key") == "C"
+    assert second.find("other") is None  # which comes back, and knows B alone
+    second.remember("key", "C")
+    assert first.find("key") == "C"
+    first.close(), second.close()
+
+
 def test_an_older_value_replaces_no_newer_one(server: Server) -> None:
     first, second = Mirror(server.client()), Mirror(server.client())
     first.compare_set("record", "", "old")

@@ -2,9 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from offbeat.plan.predict import Parts, Prediction
+from offbeat.plan.recommend import reason
+from offbeat.plan.result import Row
 from offbeat.plan.worth import MEASURED, worth
 
 RESULT = Path(__file__).parents[2] / "bench" / "results" / "choose" / "sooner.json"
@@ -34,3 +38,27 @@ def test_factors_are_those_of_the_committed_run() -> None:
 )
 def test_a_recipe_shows_the_settings_that_were_measured(text: str, said: str) -> None:
     assert str(worth(text)) == said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "faster", "said"),
+    [
+        # Faster than the baseline, but its steps are worth less than those of sgp: 2.9 x 0.56.
+        ("diloco", 2.9, "sgp(overlap=1) reaches a loss first: 2.40× the steps"),
+        ("noloco", 2.9, ""),  # what its steps are worth is not known
+        ("sgp(overlap=2)", 2.45, ""),  # alike
+    ],
+)
+def test_the_reason_names_what_is_best_by_the_worth_of_steps(
+    chosen: str, faster: float, said: str
+) -> None:
+    def row(name: str, faster: float) -> Row:
+        parts = Parts(compute=0.1, passes=0.0, latency=0.0, bandwidth=0.3, stragglers=0.0)
+        made = Prediction(1 / faster, 1.0, parts, 0.0, 0.0, 0.0, {})
+        return Row(name, 4, faster, made, worth(name))
+
+    rows = [row("ddp", 1.0), row("sgp(overlap=1)", 2.4), row(chosen, faster)]
+    setup = SimpleNamespace(rate=1e9)
+    _, _, found = reason(rows[-1], rows, "ddp", setup).partition(" By what steps are worth, ")  # type: ignore[arg-type]
+    assert found.startswith(said)
+    assert bool(found) == bool(said)

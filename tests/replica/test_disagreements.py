@@ -278,16 +278,20 @@ def test_a_call_under_if_rank_is_zero(text: str) -> None:
 def test_a_step_that_is_never_called(verb: str) -> None:
     def work(world: World) -> list[str]:
         model = small()
+        optimizer = SGD(model.parameters(), lr=0.1)
         replica = offbeat.replicate(model, offbeat.sgp(), mesh=world)
-        for _ in range(3):
-            model(torch.ones(3, 4)).square().mean().backward()
-        with pytest.warns(RuntimeWarning, match="step.. was never called"):
-            VERBS[verb](replica)
+        model(torch.ones(3, 4)).square().mean().backward()
+        with replica.consensus():  # between two parts of a batch
+            assert not replica.stats()["notes"]
+        optimizer.step()
+        VERBS[verb](replica)
         notes: list[str] = replica.stats()["notes"]
         replica.detach()
         return notes
 
-    for notes in ThreadWorld(2).run(work):
+    with pytest.warns(RuntimeWarning, match="step.. was never called"):
+        found = ThreadWorld(2).run(work)
+    for notes in found:
         assert any("call it after every optimizer.step()" in note for note in notes)
 
 

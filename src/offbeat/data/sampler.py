@@ -93,7 +93,7 @@ class ElasticSampler(Sampler[list[int]]):
             ValueError: the same on all ranks, for a wrong argument of one of them or if they
                 differ between ranks.
         """
-        self._replica, self._asked, self._is_told = replica, 0, False
+        self._replica, self._asked, self._is_told, self._is_resumed = replica, 0, False, False
         self._loaded: tuple[Pass, int] | None = None
         arguments: dict[str, Any] = {"length": length, "batch_size": batch_size, "seed": seed}
         arguments |= {"shuffle": shuffle, "drop_last": drop_last, "accumulate": accumulate}
@@ -242,9 +242,9 @@ class ElasticSampler(Sampler[list[int]]):
         twice, as fewer than batches were left. The last two since the first epoch.
         """
         now = self._current().ended(self._replica.steps)
-        left, is_loaded = count(now.start.left), self._due is None and not self._is_newcomer
+        left, is_over = count(now.start.left), self._is_resumed and self._due is None
         counts = {"returned": now.returned, "repeated": now.repeated}
-        return {"epoch": now.epoch + (is_loaded and not left), "left": left, **counts}
+        return {"epoch": now.epoch + (is_over and not left), "left": left, **counts}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, the same on all ranks: plain values, a few for each change.
@@ -308,7 +308,7 @@ class ElasticSampler(Sampler[list[int]]):
                 f"the state of the sampler is of step {step}, but the replica has made {steps} "
                 "steps; load the state of the replica, too, before the first batch"
             )
-        self._resized = []
+        self._resized, self._is_resumed = [], True
         ours, theirs = ((each.batch_size, each.window) for each in (self._layout, loaded.layout))
         begun = self._begin(loaded.epoch, ())
         resumed = loaded.resumed(begun, keeps_sizes=self._is_balanced and ours == theirs)

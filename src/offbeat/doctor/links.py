@@ -33,17 +33,19 @@ def is_launched() -> bool:
 def launcher_fault() -> Finding | None:
     """Return what is wrong with the variables of a launcher, or None."""
     said = {name: os.environ.get(name) for name in ("WORLD_SIZE", "RANK", "MASTER_PORT")}
-    if not (wrong := [f"{name}={text!r}" for name, text in said.items() if not _is_number(text)]):
+    least = {"WORLD_SIZE": 1}
+    wrong = [
+        f"{name}={text!r}"
+        for name, text in said.items()
+        if not (text or "").isdecimal() or int(text or "") < least.get(name, 0)
+    ]
+    if not wrong:
         return None
     fix = (
         "start all ranks by torchrun, which sets WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT, or "
         "set all four; without WORLD_SIZE this machine alone is checked"
     )
     return Finding("launcher", "error", f"{', '.join(wrong)}, expected whole numbers", fix)
-
-
-def _is_number(text: str | None) -> bool:
-    return text is not None and text.isascii() and text.isdecimal()
 
 
 def store_fault() -> Finding | None:

@@ -52,7 +52,8 @@ def announce(links: Links, filler: SlotFiller) -> None:
 
 def tell_model(links: Links, filler: SlotFiller) -> None:
     """Tell ranks that join which model and algorithm the run began with; all ranks call."""
-    tell(links, MODEL, json.dumps(fingerprint(filler, "")))
+    if links.run:
+        tell(links, MODEL, json.dumps(fingerprint(filler, "")))
 
 
 def tell(links: Links, key: str, value: str) -> None:
@@ -60,9 +61,11 @@ def tell(links: Links, key: str, value: str) -> None:
 
     The store may be started again when the first one is gone.
     """
-    if links.run:
-        is_first = links.world.rank == links.world.ranks[0]
-        (links.store.set if is_first else links.store.remember)(key, value)
+    if links.run and links.world.rank == links.world.ranks[0]:
+        # Not by set(): what another one has written before does not come back over it.
+        links.store.compare_set(key, links.store.find(key) or "", value)
+    elif links.run:
+        links.store.remember(key, value)
 
 
 @final

@@ -33,8 +33,11 @@ def reason(chosen: Row, rows: Sequence[Row], baseline: str, setup: Setup) -> str
 
 def _by_worth(chosen: Row, rows: Sequence[Row]) -> str:
     known = [(row.faster * row.worth.steps, row) for row in rows if row.worth is not None]
-    _, best = max(known, key=lambda each: each[0], default=(0.0, chosen))
-    if best is chosen or best.worth is None:
+    own = next((gain for gain, row in known if row is chosen), None)
+    if own is None:  # nobody knows whether another one is better
+        return ""
+    gain, best = max(known, key=lambda each: each[0])
+    if gain <= CLOSE * own:
         return ""
     return (
         f" By what steps are worth, {best.name} reaches a loss first: "

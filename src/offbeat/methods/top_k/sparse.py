@@ -134,10 +134,10 @@ class SparseMessage(FlatMessage):
         return each.to(indices.device, non_blocking=True)[owner]
 
     def _bounded(self, values: Tensor) -> Tensor:
-        """Leave what a float16 gradient cannot hold for the next steps, and all as it is if NaN."""
-        if not self.is_bounded or not values.isfinite().all():
+        """Leave what a float16 gradient cannot hold for the next steps, unless it is infinite."""
+        if not self.is_bounded:
             return values
-        return values.clamp(-self.most, self.most)
+        return torch.where(values.isfinite(), values.clamp(-self.most, self.most), values)
 
     def _spread(self, whole: Tensor) -> None:
         # Row after row: one call for all of them would add equal indices in any order on a GPU,

@@ -50,6 +50,7 @@ class BackwardWatch(Watcher):
         self.first_gradient = self.last_gradient = 0.0  # when, for the timeline of a step
         self.is_open = False  # an exchange waits for the end of this backward
         self._is_queued = False
+        self._is_used = False  # an optimizer has stepped since the attach
         self._stepped_unseen = False  # an optimizer has used gradients of no backward
         self._unsent_names: set[str] = set()  # accumulated since the last exchange, without one
         self._stepped_unsent = False  # an optimizer has used such gradients
@@ -165,6 +166,8 @@ class BackwardWatch(Watcher):
         """Notice optimizers that communicate, or use gradients which have not been exchanged."""
         if self._before:
             self._note_collectives(optimizer, *self._before.pop())
+        if self.is_first and not self._is_used:
+            self._is_used = bool(self._held_by(optimizer))
         if self.slot.is_empty:
             return
         is_inside = backward_number() != -1
@@ -227,8 +230,8 @@ class BackwardWatch(Watcher):
         return _UNSEEN if self._stepped_unseen else _NO_BACKWARD
 
     def unstepped(self, steps: int) -> str | None:
-        """Return a warning if there was a backward, but no ``step()`` in the run."""
-        return _UNSTEPPED if self.begun and not steps else None
+        """Return a warning if an optimizer has stepped, but no ``step()`` followed in the run."""
+        return _UNSTEPPED if self._is_used and not steps else None
 
     def require_spent(self, verb: str) -> None:
         """Raise if gradients wait for a step, other than those of an accumulation that goes on."""
@@ -293,8 +296,8 @@ _UNSEEN = (
     "backward(), or average them yourself"
 )
 _UNSTEPPED = (
-    "there was a backward, and replica.step() was never called: call it after every "
-    "optimizer.step(), or the method exchanges no parameters"
+    "an optimizer stepped, and replica.step() was never called: call it after every "
+    "optimizer.step(), where methods count steps and exchange parameters"
 )
 _UNSENT = (
     "an optimizer stepped with gradients that were not exchanged: no backward with "

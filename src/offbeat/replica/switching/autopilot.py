@@ -99,6 +99,7 @@ class Autopilot:
             "stalled": stalled,
             "latency": latency,
             "rate": rate,
+            "leaves": self._leaves_node,
             "copied": self._copied,
         }
 
@@ -146,9 +147,9 @@ class Autopilot:
     def _figures(self, said: Sequence[dict[str, Any]]) -> Figures:
         compute = [sum(each["times"]) for each in said]
         forward, backward, rest = map(median, zip(*(each["times"] for each in said), strict=True))
-        copied = median(each["copied"] for each in said)
+        copied, leaves = median(each["copied"] for each in said), any(e["leaves"] for e in said)
         rate, latency = (
-            median(each[figure] for each in self._between_nodes(said))
+            median(each[figure] for each in said if each["leaves"] or not leaves)
             for figure in ("rate", "latency")
         )
         parameters = [
@@ -163,13 +164,14 @@ class Autopilot:
         profile = Profile.by_size(parameters, forward, backward, rest, speeds)
         return Figures(profile, fabric, max(1.0, max(compute) / max(median(compute), 1e-9)))
 
-    def _between_nodes(self, said: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return the figures of ranks that sent to another node; of all if none did."""
-        control, nodes = self._members.connection.control, self._members.world.nodes
-        ranks = [] if control is None else control.ranks
-        home = {rank: number for number, node in enumerate(nodes) for rank in node}
-        pairs = zip(said, ranks, [*ranks[1:], *ranks[:1]], strict=False)
-        return [each for each, one, other in pairs if home[one] != home[other]] or said
+    @property
+    def _leaves_node(self) -> bool:
+        """Whether the next rank, to which this one sends, is on another node."""
+        control, world = self._members.connection.control, self._members.world
+        if control is None:
+            return False
+        after = control.ranks[(control.rank + 1) % control.size]
+        return after not in world.nodes[world.node]
 
 
 def _measure_link(group: Group, numel: int) -> tuple[float, float]:
