@@ -211,6 +211,46 @@ def test_a_rank_leaves(text: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+@pytest.mark.parametrize("event", ["loss", "leave", "join", "switch"])
+@pytest.mark.parametrize(
+    "text", [*(text for text in RECIPES if not text.startswith("daso")), "sgp", "ad_psgd"]
+)
+@pytest.mark.fault(
+    "a rank is lost, leaves or joins, or the method is switched, after a layer was frozen",
+    "the others train on, and finish() makes them equal",
+)
+def test_a_layer_is_frozen_before_others_come_and_go(text: str, event: str) -> None:
+    def work(world: World) -> Array | None:
+        rank, replica = (made := Rank(world, text)), made.replica
+        while replica.steps < 40 or (event == "join" and not replica.joined):
+            time.sleep(0.01)
+            rank.model.matrix.requires_grad_(replica.steps < 3)
+            if (event, world.rank, replica.steps) == ("loss", VICTIM, 6):
+                perish(replica._connection.links)
+                return None
+            if (event, world.rank, replica.steps) == ("leave", VICTIM, 6):
+                replica.leave()
+            if (event, replica.steps) == ("switch", 6):
+                replica.switch("ddp" if text.startswith("dil") else "diloco(every=2)")
+            rank.step()
+            if replica.has_left:
+                return None
+        replica.finish()
+        own = flat(snapshot(rank.model))
+        replica.detach()
+        return own
+
+    crowd = Crowd(3, work)
+    if event == "join":
+        crowd.come(crowd.world.newcomer(), after=0.2)
+    found = [each for each in crowd.all() if each is not None]
+    assert len(found) == {"switch": 3, "join": 4}.get(event, 2)
+    for own in found:
+        np.testing.assert_array_equal(own, found[0])
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("text", ["sgp", "sgp(overlap=1)", "sgp('ring', outer='SGD(lr=1.0)')"])
 def test_mass_stays_when_a_rank_leaves(text: str) -> None:
     """No optimizer: the weighted mean of all models stays, also without the one that leaves."""

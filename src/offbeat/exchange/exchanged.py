@@ -37,9 +37,13 @@ class Exchanged:
         """The parameters, as the model registers them."""
         return self._kept(self.module.named_parameters())
 
-    @property
+    @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that are not frozen."""
+        """The parameters that were not frozen when first asked for: at the attach.
+
+        One that is frozen later stays a part of what ranks exchange, or ranks that fill their slots
+        anew, after a loss or a switch, would leave it out.
+        """
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     @property

@@ -67,12 +67,16 @@ class BackwardWatch(Watcher):
         """Register the hooks, in place of those of the slot before; an empty slot costs less."""
         for handle in self._handles:
             handle.remove()
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(
-                self._note if self.slot.is_empty else partial(self._accumulated, name)
+        self._handles = []
+        for name, parameter in self.parameters.items():
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # torch takes no hook for a frozen one
+            self._handles.append(
+                parameter.register_post_accumulate_grad_hook(
+                    self._note if self.slot.is_empty else partial(self._accumulated, name)
+                )
             )
-            for name, parameter in self.parameters.items()
-        ]
+            parameter.requires_grad_(is_trained)
 
     @property
     def slot(self) -> BoundGradients:
