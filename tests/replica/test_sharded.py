@@ -40,6 +40,7 @@ RECIPES: dict[int, dict[int, tuple[str, ...]]] = {  # by all ranks, and those of
             "noloco(every=3, gossip_lr=0.4, within='local')",
             "sgp(overlap=1, within='local', outer='SGD(lr=1, momentum=0.5)', outer_every=4)",
             "sgp(within='local')",
+            "local_sgd(every=2, within='local') for 4 steps, then ddp",
         ),
     },
     6: {

@@ -108,7 +108,7 @@ def make_equal(
         return False
     if not are_equal and _may_differ(members, target) and _drained(members):
         return False
-    state = _optimizer_state(members, target)
+    state = [*map(local, _optimizer_state(members, target))]
     also = {f"state {number}": tensor for number, tensor in enumerate(state)}
     known = consensus.set("switch", steps, also, exact=False, known=known, are_equal=are_equal)
     members.parameters.reset()
@@ -163,6 +163,7 @@ def _read(given: object) -> Algorithm:
 def _about(members: Generation, target: Algorithm, steps: int) -> dict[str, object]:
     model = members.filler.model
     settings = {} if target.gradients is None else target.gradients.resolved(model.trained)
+    # Of a sharded model those of all shards together: the parts of ranks may differ in size.
     state = [[*tensor.shape] for tensor in _optimizer_state(members, target)]
     return {
         "the steps made": steps,
@@ -277,4 +278,4 @@ def _optimizer_state(members: Generation, target: Algorithm) -> list[Tensor]:
     trained, optimizers = members.filler.model.trained, members.filler.optimizers
     states = [o.state[p] for o in optimizers for p in trained.values() if p in o.state]
     values = [value for state in states for value in state.values()]
-    return [local(value) for value in values if isinstance(value, Tensor)]
+    return [value for value in values if isinstance(value, Tensor)]
