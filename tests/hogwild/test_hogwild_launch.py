@@ -102,7 +102,18 @@ def test_the_first_failure_ends_all_and_shows_its_traceback() -> None:
 def test_a_killed_worker_is_reported() -> None:
     with pytest.raises(WorkerFailed, match="worker 0 was ended by SIGKILL"):
         launch(scripts.die_while_sending, 1)
-    assert _death(3) == "ended with exit code 3 and without a result"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (-9, "was ended by SIGKILL"),
+        (-35, "was ended by signal 35"),  # a signal without a name
+        (3, "ended with exit code 3 and without a result"),
+    ],
+)
+def test_how_a_worker_ended_is_said(code: int, said: str) -> None:
+    assert _death(code) == said
 
 
 @pytest.mark.fault("Ctrl-C", "all workers end")

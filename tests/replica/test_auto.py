@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.optim import SGD
 
 import offbeat
@@ -318,6 +319,27 @@ def test_the_rate_is_that_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(autopilot, "_measure_link", measured)
     for (found,) in ThreadWorld(nodes=nodes).run(lambda world: decided(world, TEXT, 7)):
         assert (found["rate"], found["latency"]) == (5e7, 0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_link_is_measured_by_the_bytes_that_are_sent(dtype: torch.dtype) -> None:
+    sizes = set[int]()
+
+    def work(world: World) -> None:
+        replica = offbeat.replicate(Quadratic(), offbeat.ddp(), mesh=world)
+        group = replica._connection.control
+        assert group is not None
+        before = replica.stats()["total"]["bytes_sent"]
+        autopilot._seconds(group, 1000)
+        sizes.add(replica.stats()["total"]["bytes_sent"] - before)
+        replica.detach()
+
+    torch.set_default_dtype(dtype)
+    try:
+        ThreadWorld(2).run(work)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert sizes == {4 * 1000 * (1 + autopilot.TRIES)}
 
 
 def test_texts() -> None:

@@ -204,6 +204,18 @@ def test_a_line_says_who_waits_and_who_is_silent() -> None:
     assert "3 members (1 silent), 0 lost" in cluster.pass_by(6, step=1).line
 
 
+@pytest.mark.fault(
+    "a process of another version, or garbage, in offbeat store", "a warning; runs go on"
+)
+@pytest.mark.parametrize("text", ["not json", "[1, 2]", "{}", "5"])
+def test_what_is_no_sign_is_left_out(text: str) -> None:
+    cluster = started("p0", "p1")
+    cluster.listing.set(f"{PLACE}/{SIGNS}other", text)
+    with pytest.warns(RuntimeWarning, match="other' is no sign of a process of this version"):
+        status = cluster.pass_by(2, step=1)
+    assert [member.rank for member in status.members] == [0, 1]
+
+
 def test_losses_and_seconds_lost() -> None:
     cluster = started("p0", "p1", "p2")
     assert cluster.pass_by(5, step=1).seconds_lost == 0

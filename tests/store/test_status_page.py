@@ -1,9 +1,11 @@
 """The page with the status in a real browser, and its JSON."""
 
+import contextlib
 import io
 import json
 import socket
 import struct
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from browser import PROGRAM, SCREENSHOTS, TOO_WIDE, Browser
+from offbeat.store import page
 from offbeat.store.page import served
 from offbeat.store.status import Change, Member, Status
 
@@ -56,9 +59,22 @@ def test_the_table_shows_names_as_they_are() -> None:
     assert "store [fe80::1]:29500" in text
 
 
+def test_idle_connections_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process hosts the store, which needs its threads and descriptors."""
+    most = threading.active_count() + 5
+    monkeypatch.setattr(page, "MOST", most)
+    with served(0, lambda: STATUS) as port, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        time.sleep(0.5)
+        assert threading.active_count() <= most
+        stack.close()
+        assert read(port, "/")
+
+
 def test_a_browser_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
-    page = "x" * 10**7
-    with served(0, lambda: replace(STATUS, name=page)) as port:
+    long = "x" * 10**7
+    with served(0, lambda: replace(STATUS, name=long)) as port:
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.send(b"GET /status.json HTTP/1.0\r\n\r\n")

@@ -3,6 +3,8 @@
 import atexit
 import os
 import socket
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch.distributed import TCPStore
 
 import offbeat
 from offbeat import World
+from offbeat.liveness.failure import Phase
+from offbeat.liveness.heartbeats import crossed_waits
 from offbeat.liveness.store.client import TimedStore
 from offbeat.platform import tcp_store
 from offbeat.platform.tcp_store import host_store
@@ -49,6 +53,38 @@ def test_machines_of_a_site_have_one_name(
         atexit.unregister(presence._end)
     assert nodes[0].startswith(socket.gethostname())
     assert nodes[1] == "paris"
+
+
+class Attached:
+    """The heartbeat of a replica."""
+
+    rank, phase = 0, Phase(steps=3)
+
+
+def test_a_run_of_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
+    """Training that begins and ends between two signs, which come once a second."""
+    monkeypatch.setattr(rendezvous, "BEAT", 1000.0)
+    store = TimedStore(server)
+    presence = rendezvous.Presence(store, joins=False)
+    presence._sign = presence._sign._replace(state="starts")
+
+    def state() -> str:
+        return rendezvous.Sign.parse(store.get(rendezvous.SIGNS + presence._name).decode()).state
+
+    def until(wanted: str) -> None:
+        end = time.monotonic() + 20
+        while state() != wanted:
+            assert time.monotonic() < end, state()
+            time.sleep(0.01)
+
+    presence._tick()
+    heartbeat: Any = Attached()
+    crossed_waits.add(heartbeat)
+    until("trains")
+    crossed_waits.remove(heartbeat)
+    until("done")
+    presence._end()
+    atexit.unregister(presence._end)
 
 
 @pytest.mark.fault(

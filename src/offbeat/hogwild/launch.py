@@ -17,6 +17,7 @@ from offbeat.hogwild.adam import AsyncAdam
 from offbeat.hogwild.progress import progress as showing
 
 LOOK_SECONDS = 0.1
+ENDING = 5.0  # seconds in which a worker may end after its result
 
 
 class WorkerFailed(RuntimeError):
@@ -153,7 +154,9 @@ class _Crew:
             return f"worker {number} {_death(process.exitcode)}"
         finally:
             channel.close()
-        process.join()
+        process.join(ENDING)
+        if process.exitcode is None:  # threads of its own go on
+            process.terminate()
         if not returned:
             return f"worker {number} raised\n{value}"
         self.results[number] = value
@@ -162,7 +165,8 @@ class _Crew:
 
 def _death(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        return f"was ended by {Signals(-exitcode).name}"
+        named = {number.value: number.name for number in Signals}
+        return f"was ended by {named.get(-exitcode, f'signal {-exitcode}')}"
     return f"ended with exit code {exitcode} and without a result"
 
 

@@ -122,7 +122,10 @@ class Weighting:
     @property
     def _required(self) -> Samples:
         if self._samples is None:
-            raise self._error("weights need replicate(..., weighted=True), on all ranks")
+            why = "need replicate(..., weighted=True), on all ranks"
+            if self._members.filler.model.is_sharded:
+                why = "and uneven() are not there for a sharded model; give ranks equal batches"
+            raise self._error(f"weights {why}")
         return self._samples
 
     @property

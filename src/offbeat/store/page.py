@@ -1,15 +1,39 @@
 """The status for browsers: one page, which reads ``/status.json`` once per second."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from threading import Thread
-from typing import final
+from threading import Thread, active_count
+from typing import Any, final
 
 from offbeat.store.status import Status
+
+MOST = 64  # threads of the process: one for each connection, and few others
+PAUSE = 0.2  # seconds
+
+
+@final
+class _Server(ThreadingHTTPServer):
+    """Leaves the process what the store needs: sockets, and the terminal."""
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        """Refuse a connection beside many others."""
+        return active_count() < MOST
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; where that fails, as without free descriptors, wait."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE)
+            raise
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing of a browser that has gone."""
 
 
 @contextmanager
@@ -22,6 +46,8 @@ def served(port: int, status: Callable[[], Status]) -> Iterator[int]:
     @final
     class Handler(BaseHTTPRequestHandler):
         """Answers two paths."""
+
+        timeout = 5.0  # seconds for which an idle connection is kept
 
         def do_GET(self) -> None:
             """Answer a browser."""
@@ -45,7 +71,7 @@ def served(port: int, status: Callable[[], Status]) -> Iterator[int]:
                 self.wfile.write(body)
 
     try:
-        server = ThreadingHTTPServer(("", port), Handler)
+        server = _Server(("", port), Handler)
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"--page {port}: no page can be served there ({error}); pass another port"

@@ -10,6 +10,7 @@ from typing import final
 
 from torch.distributed import Store
 
+from offbeat.kit.warning import warn
 from offbeat.liveness.heartbeats import heartbeat
 from offbeat.transport.run import token
 from offbeat.transport.run.rendezvous import ANSWERS, ENDED, KEY, PLACE, SIGNS, About, Place, Sign
@@ -101,7 +102,9 @@ class Runs:
         keys = [key for key in self.store.list_keys() if key.startswith(start)]
         new = []
         for key, text in zip(keys, self.store.multi_get(keys) if keys else (), strict=True):
-            name, sign = key.removeprefix(start), Sign.parse(text.decode())
+            name, sign = key.removeprefix(start), _parsed(key, text)
+            if sign is None:
+                continue
             process = self.processes.get(name)
             if process is None:
                 new.append(Process(name, sign, self.clock, self.clock, sign.place))
@@ -161,3 +164,12 @@ class Runs:
             if any(member.changed > process.came for member in training):
                 nodes = next(p.place.nodes for p in training if p.place)
                 self._answer(process, Place(self.run, None, nodes))
+
+
+def _parsed(key: str, text: bytes) -> Sign | None:
+    """Return a sign; None for one that is none, such as that of another version."""
+    try:
+        return Sign.parse(text.decode())
+    except (TypeError, ValueError) as error:
+        warn(f"{key!r} is no sign of a process of this version of offbeat ({error})")
+        return None

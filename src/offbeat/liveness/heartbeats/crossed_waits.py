@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from offbeat.liveness.failure import SAME, Phase
@@ -20,18 +21,28 @@ class Elsewhere(NamedTuple):
 
 _all: "weakref.WeakSet[Calls]" = weakref.WeakSet()
 _adding = threading.Lock()  # the ranks of a world of threads attach at the same time
+_followers: list[Callable[[], None]] = []
+
+
+def follow(changed: Callable[[], None]) -> None:
+    """Call ``changed`` whenever a replica of this process begins or ends."""
+    _followers.append(changed)
 
 
 def add(heartbeat: Calls) -> None:
     """Remember ``heartbeat``, for the other replicas of its rank."""
     with _adding:
         _all.add(heartbeat)
+    for changed in _followers:
+        changed()
 
 
 def remove(heartbeat: Calls) -> None:
     """Forget ``heartbeat``."""
     with _adding:
         _all.discard(heartbeat)
+    for changed in _followers:
+        changed()
 
 
 def others_of(heartbeat: Calls) -> list[Calls]:

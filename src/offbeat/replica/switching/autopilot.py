@@ -189,7 +189,7 @@ def _measure_link(group: Group, numel: int) -> tuple[float, float]:
 
 def _seconds(group: Group, numel: int) -> float:
     device, size = message_device(group), group.size
-    sent, received = torch.zeros(numel, device=device), torch.empty(numel, device=device)
+    sent, received = torch.zeros(2, numel, dtype=torch.float32, device=device)
     after, before = (group.rank + 1) % size, (group.rank - 1) % size
     times = []
     for _ in range(1 + TRIES):  # without a pause, in which tokens of a shaped link would gather

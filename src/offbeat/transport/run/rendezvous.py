@@ -172,6 +172,7 @@ class Presence:
         self._tick()
         self._ticker = Ticker(BEAT, "offbeat-presence")
         self._ticker.add(self._tick)
+        crossed_waits.follow(self._ticker.wake)  # a run may be over before the next tick
         atexit.register(self._end)
 
     def place(self) -> Place:
