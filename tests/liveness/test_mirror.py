@@ -4,11 +4,13 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
+from offbeat.elastic.join import tell
 from offbeat.liveness.store import client as store
 from offbeat.liveness.store import mirror
 from offbeat.liveness.store.client import StoreSilent, TimedStore
@@ -84,16 +86,28 @@ def test_what_another_has_written_is_written_back_by_who_remembers_it(server: Se
 def test_one_who_wrote_before_another_brings_nothing_old_back(server: Server) -> None:
     """As the first rank of a run, which may come back, and then writes for the others again."""
     first, second = (TimedStore(server.client(), returns=True) for _ in range(2))
-    for writer, other, value in ((second, first, "B"), (first, second, "C")):
-        writer.compare_set("key", writer.find("key") or "", value)
-        if value == "B":
-            other.remember("key", value)
+
+    def told(store: TimedStore, value: str, *ranks: int) -> None:
+        world = SimpleNamespace(rank=ranks[0], ranks=sorted(ranks))
+        links: Any = SimpleNamespace(run=1, world=world, store=store)
+        tell(links, "key", value)
+
+    told(second, "B", 1)  # alone
+    told(first, "B", 0, 1)  # which has come back
+    told(second, "B", 1, 0)
+    told(first, "C", 0, 1)
     restart(server)
     assert first.find("key") == "C"
-    assert second.find("other") is None  # which comes back, and knows B alone
-    second.remember("key", "C")
+    assert second.find("other") is None  # it comes back, and knows B alone
+    told(second, "C", 1, 0)
     assert first.find("key") == "C"
-    first.close(), second.close()
+    first.close()
+    restart(server)
+    assert second.find("key") == "C"
+    told(second, "C", 1)  # alone again: it knows what it has said already
+    restart(server)
+    assert second.find("key") == "C"
+    second.close()
 
 
 def test_an_older_value_replaces_no_newer_one(server: Server) -> None:

@@ -114,9 +114,18 @@ def steps(
 def attach(
     model: nn.Module, text: str | Algorithm, mesh: DeviceMesh
 ) -> tuple[SGD, offbeat.Replica]:
-    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.02, momentum=0.9)
-    algorithm = offbeat.algorithm(text)
-    return optimizer, offbeat.replicate(model, algorithm, mesh=mesh, optimizer=optimizer)
+    optimizer = optimizer_of(model)
+    return optimizer, attached(model, text, mesh, optimizer)
+
+
+def optimizer_of(model: nn.Module) -> SGD:
+    return SGD([p for p in model.parameters() if p.requires_grad], lr=0.02, momentum=0.9)
+
+
+def attached(
+    model: nn.Module, text: str | Algorithm, mesh: DeviceMesh, optimizer: SGD
+) -> offbeat.Replica:
+    return offbeat.replicate(model, offbeat.algorithm(text), mesh=mesh, optimizer=optimizer)
 
 
 def largest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -136,7 +145,11 @@ def compare(rank: int, results: Any, local: int, texts: tuple[str, ...]) -> None
     for text in texts:
         found: list[Any] = []
         for model in (plain(), sharded(plain(), mesh["local"])):
-            optimizer, replica = attach(model, text, mesh)
+            optimizer = optimizer_of(model)
+            with torch.no_grad():  # an evaluation before, after which FSDP2 keeps gathered copies
+                model.eval()(torch.ones(1, 3, dtype=torch.float64))
+            model.train()
+            replica = attached(model, text, mesh, optimizer)
             sent = []
             for step in steps(model, optimizer, replica, range(8)):
                 sent.append(replica.stats()["last"]["bytes_sent"])

@@ -207,7 +207,7 @@ def test_a_line_says_who_waits_and_who_is_silent() -> None:
 @pytest.mark.fault(
     "a process of another version, or garbage, in offbeat store", "a warning; runs go on"
 )
-@pytest.mark.parametrize("text", ["not json", "[1, 2]", "{}", "5"])
+@pytest.mark.parametrize("text", ["not json", "[1, 2]", "{}", "5", '[1, 2, "a", true]'])
 def test_what_is_no_sign_is_left_out(text: str) -> None:
     cluster = started("p0", "p1")
     cluster.listing.set(f"{PLACE}/{SIGNS}other", text)

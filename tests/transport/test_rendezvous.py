@@ -4,6 +4,7 @@ import atexit
 import os
 import socket
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ class Attached:
 def test_a_run_of_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> None:
     """Training that begins and ends between two signs, which come once a second."""
     monkeypatch.setattr(rendezvous, "BEAT", 1000.0)
+    monkeypatch.setattr(crossed_waits, "_all", weakref.WeakSet())
+    monkeypatch.setattr(crossed_waits, "_followers", [])
     store = TimedStore(server)
     presence = rendezvous.Presence(store, joins=False)
     presence._sign = presence._sign._replace(state="starts")

@@ -33,11 +33,11 @@ def is_launched() -> bool:
 def launcher_fault() -> Finding | None:
     """Return what is wrong with the variables of a launcher, or None."""
     said = {name: os.environ.get(name) for name in ("WORLD_SIZE", "RANK", "MASTER_PORT")}
-    least = {"WORLD_SIZE": 1}
+    ranges = {"WORLD_SIZE": range(1, 2**31), "RANK": range(2**31), "MASTER_PORT": range(1, 2**16)}
     wrong = [
         f"{name}={text!r}"
         for name, text in said.items()
-        if not (text or "").isdecimal() or int(text or "") < least.get(name, 0)
+        if not (text or "").isdecimal() or int((text or "")[:12]) not in ranges[name]
     ]
     if not wrong:
         return None

@@ -63,7 +63,9 @@ def tell(links: Links, key: str, value: str) -> None:
     """
     if links.run and links.world.rank == links.world.ranks[0]:
         # Not by set(): what another one has written before does not come back over it.
-        links.store.compare_set(key, links.store.find(key) or "", value)
+        found = links.store.find(key)
+        while found != value:
+            found = links.store.compare_set(key, found or "", value).decode()
     elif links.run:
         links.store.remember(key, value)
 

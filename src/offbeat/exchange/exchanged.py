@@ -37,14 +37,18 @@ class Exchanged:
         """The parameters, as the model registers them."""
         return self._kept(self.module.named_parameters())
 
-    @cached_property
+    @property
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that were not frozen when first asked for: at the attach.
 
         One that is frozen later stays a part of what ranks exchange, or ranks that fill their slots
         anew, after a loss or a switch, would leave it out.
         """
-        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+        return {name: p for name, p in self.parameters.items() if name in self._trained}
+
+    @cached_property
+    def _trained(self) -> frozenset[str]:
+        return frozenset(name for name, p in self.parameters.items() if p.requires_grad)
 
     @property
     def held(self) -> dict[str, Tensor]:

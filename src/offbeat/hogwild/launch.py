@@ -17,7 +17,7 @@ from offbeat.hogwild.adam import AsyncAdam
 from offbeat.hogwild.progress import progress as showing
 
 LOOK_SECONDS = 0.1
-ENDING = 5.0  # seconds in which a worker may end after its result
+ENDING = 10.0  # seconds in which a worker may end after its result
 
 
 class WorkerFailed(RuntimeError):
@@ -85,6 +85,7 @@ class _Crew:
         self.board = worker.new_board(workers)
         self.results: dict[int, Any] = {}
         self.running: dict[int, tuple[BaseProcess, connection.Connection]] = {}
+        self.ending: list[tuple[BaseProcess, float]] = []  # with results, and until when they may
         self._fn, self._args, self._replacements = fn, args, replacements
         try:
             for number in range(workers):
@@ -107,7 +108,7 @@ class _Crew:
             raise WorkerFailed("\n".join(failures))
 
     def end(self) -> None:
-        """Terminate all running workers."""
+        """Terminate all running workers; let those whose results have come end by themselves."""
         for process, _ in self.running.values():
             process.terminate()
         deadline = time.monotonic() + 3.0
@@ -117,6 +118,10 @@ class _Crew:
             process.join()
             channel.close()
         self.running = {}
+        for process, until in self.ending:
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
+            process.join()
 
     def _start(self, number: int) -> None:
         context = mp.get_context("spawn")
@@ -154,9 +159,7 @@ class _Crew:
             return f"worker {number} {_death(process.exitcode)}"
         finally:
             channel.close()
-        process.join(ENDING)
-        if process.exitcode is None:  # threads of its own go on
-            process.terminate()
+        self.ending.append((process, time.monotonic() + ENDING))
         if not returned:
             return f"worker {number} raised\n{value}"
         self.results[number] = value

@@ -129,6 +129,8 @@ def replicate(
 def _attach(filler: SlotFiller, mesh: DeviceMesh | World | None) -> Replica:
     model = filler.model
     run, node, is_sound = 0, None, not argument_fault(filler)
+    if is_sound:
+        model.reshard()  # an evaluation may have left gathered copies in place of shards
     in_shards = filler.is_elastic and is_sound and model.is_sharded
     as_nodes = filler.is_elastic and takes_part_as_nodes(filler.algorithm) and not in_shards
     # Without a process group, whose ranks are fixed, one script serves a start and a restart.

@@ -1,18 +1,20 @@
 """The status for browsers: one page, which reads ``/status.json`` once per second."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from threading import Thread, active_count
+from threading import Semaphore, Thread
 from typing import Any, final
 
 from offbeat.store.status import Status
 
-MOST = 64  # threads of the process: one for each connection, and few others
+MOST = 64  # connections at a time
+IDLE = 5.0  # seconds for which an idle one is kept
 PAUSE = 0.2  # seconds
 
 
@@ -20,9 +22,20 @@ PAUSE = 0.2  # seconds
 class _Server(ThreadingHTTPServer):
     """Leaves the process what the store needs: sockets, and the terminal."""
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._free = Semaphore(MOST)
+
     def verify_request(self, request: object, client_address: object) -> bool:
         """Refuse a connection beside many others."""
-        return active_count() < MOST
+        return self._free.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make place for another one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection; where that fails, as without free descriptors, wait."""
@@ -34,6 +47,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing of a browser that has gone."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -47,7 +62,7 @@ def served(port: int, status: Callable[[], Status]) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         """Answers two paths."""
 
-        timeout = 5.0  # seconds for which an idle connection is kept
+        timeout = IDLE
 
         def do_GET(self) -> None:
             """Answer a browser."""

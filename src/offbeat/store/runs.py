@@ -55,6 +55,7 @@ class Runs:
     processes: dict[str, Process] = field(default_factory=dict)
     clock: float = 0.0
     _looked: float | None = None
+    _strange: set[str] = field(default_factory=set)  # keys that were told of
     _place: str = PLACE
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Runs:
         keys = [key for key in self.store.list_keys() if key.startswith(start)]
         new = []
         for key, text in zip(keys, self.store.multi_get(keys) if keys else (), strict=True):
-            name, sign = key.removeprefix(start), _parsed(key, text)
+            name, sign = key.removeprefix(start), self._parsed(key, text)
             if sign is None:
                 continue
             process = self.processes.get(name)
@@ -117,6 +118,16 @@ class Runs:
         for process in self.processes.values():
             process.was_training |= process.sign.state in ("trains", "done")
             self.run = max(self.run, process.place.run if process.place else 0)
+
+    def _parsed(self, key: str, text: bytes) -> Sign | None:
+        """Return a sign; None for one that is none, such as that of another version."""
+        try:
+            return Sign.parse(text.decode())
+        except (TypeError, ValueError) as error:
+            if key not in self._strange:
+                self._strange.add(key)
+                warn(f"{key!r} is no sign of a process of this version of offbeat ({error})")
+            return None
 
     def _answer(self, process: Process, place: Place) -> None:
         process.place = place
@@ -164,12 +175,3 @@ class Runs:
             if any(member.changed > process.came for member in training):
                 nodes = next(p.place.nodes for p in training if p.place)
                 self._answer(process, Place(self.run, None, nodes))
-
-
-def _parsed(key: str, text: bytes) -> Sign | None:
-    """Return a sign; None for one that is none, such as that of another version."""
-    try:
-        return Sign.parse(text.decode())
-    except (TypeError, ValueError) as error:
-        warn(f"{key!r} is no sign of a process of this version of offbeat ({error})")
-        return None

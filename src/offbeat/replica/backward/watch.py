@@ -69,14 +69,15 @@ class BackwardWatch(Watcher):
             handle.remove()
         self._handles = []
         for name, parameter in self.parameters.items():
-            is_trained = parameter.requires_grad
-            parameter.requires_grad_(True)  # torch takes no hook for a frozen one
+            if not (is_trained := parameter.requires_grad):
+                parameter.requires_grad_(True)  # torch takes no hook for a frozen one
             self._handles.append(
                 parameter.register_post_accumulate_grad_hook(
                     self._note if self.slot.is_empty else partial(self._accumulated, name)
                 )
             )
-            parameter.requires_grad_(is_trained)
+            if not is_trained:
+                parameter.requires_grad_(False)
 
     @property
     def slot(self) -> BoundGradients:

@@ -91,8 +91,12 @@ class Sign(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Sign":
-        """Read JSON."""
+        """Read JSON; raises ``TypeError`` or ``ValueError`` for what is no sign."""
         sign = cls(*json.loads(text))
+        numbers = sign.number, sign.local_rank, sign.joins, sign.steps
+        kinds = {*map(type, numbers)} - {int, bool} | {type(sign.node), type(sign.state)}
+        if kinds != {str}:
+            raise ValueError(f"{text[:80]!r}: numbers and texts are in other places")
         place = sign.place and Place.parse(json.dumps(sign.place))
         return sign._replace(place=place)
 
