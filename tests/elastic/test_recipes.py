@@ -1,5 +1,6 @@
 """Every recipe goes on after a loss, and lets ranks join: against references written apart."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ RECIPES: dict[str, Callable[[], members.Method]] = {
     "noloco(every=2)": lambda: members.Noloco(START),
     "daso(every=4, wait=2)": lambda: members.Daso(START),
 }
+OTHERS = "diloco(every=4, fragments=2, delay=3)", "noloco(every=2)", "sgp", "ad_psgd"
 COUPLED = [text for text in RECIPES if not text.startswith(("noloco", "daso", "diloco(every=4"))]
 
 
@@ -212,18 +214,22 @@ def test_a_rank_leaves(text: str) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
-@pytest.mark.parametrize("event", ["loss", "leave", "join", "switch"])
 @pytest.mark.parametrize(
-    "text", [*(text for text in RECIPES if not text.startswith("daso")), "sgp", "ad_psgd"]
+    ("event", "text"),
+    [
+        *itertools.product(("loss", "join", "switch"), (*COUPLED, *OTHERS)),
+        *(("leave", text) for text in ("ddp", "sgp", "local_sgd(every=2)")),
+    ],
 )
 @pytest.mark.fault(
     "a rank is lost, leaves or joins, or the method is switched, after a layer was frozen",
     "the others train on, and finish() makes them equal",
 )
-def test_a_layer_is_frozen_before_others_come_and_go(text: str, event: str) -> None:
+def test_a_layer_is_frozen_before_others_come_and_go(event: str, text: str) -> None:
     def work(world: World) -> Array | None:
         rank, replica = (made := Rank(world, text)), made.replica
-        while replica.steps < 40 or (event == "join" and not replica.joined):
+        awaits = event in ("join", "leave")  # which all see in one step
+        while replica.steps < 24 or (awaits and not replica.joined + replica.lost):
             time.sleep(0.01)
             rank.model.matrix.requires_grad_(replica.steps < 3)
             if (event, world.rank, replica.steps) == ("loss", VICTIM, 6):
