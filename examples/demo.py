@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -99,13 +100,16 @@ def main(
 
 
 def compile_kernels(texts: list[str]) -> None:
-    """Train something small with each method: what is compiled on the way is kept on disk."""
+    """Train something small with each method: what is compiled on the way is kept on disk.
+
+    Methods that cannot train in threads, such as torch_ddp, compile nothing.
+    """
 
     def loss(model: nn.Module, rank: int, step: int) -> Tensor:
         return model(torch.ones(1, 64)).square().mean()
 
     for text, steps in filled((text, 4) for text in texts):
-        with warnings.catch_warnings(action="ignore"):  # of runs that are too short
+        with warnings.catch_warnings(action="ignore"), suppress(ValueError):  # of short runs
             simulate(algorithm(text), lambda: nn.Linear(64, 64), loss, steps=steps, size=2)
 
 

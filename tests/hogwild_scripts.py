@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection
@@ -35,6 +36,15 @@ def train(number: int, model: nn.Embedding, optimizer: AsyncAdam, steps: int) ->
 
 def double(number: int, factor: Tensor) -> Tensor:
     return factor * number
+
+
+def linger_or_raise(number: int) -> None:
+    """Worker 0 returns with a thread that goes on; worker 1 fails a little later."""
+    if number == 0:
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        return
+    time.sleep(1)
+    raise KeyError("of worker 1")
 
 
 def refused(attempt: Callable[[], object]) -> str:

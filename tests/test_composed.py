@@ -81,7 +81,7 @@ def test_comparisons_run_pairs() -> None:
         ("PushSum(speed=1)", "unexpected keyword argument 'speed'"),
         ("TopK(density=0.1, density=0.5)", "TopK has an argument twice"),
         ("TopK(density={[]: 1})", "expected exchanges with literal arguments"),
-        ("Algorithm(Mean(), Average(), end=5)", "end=5, but then=None"),
+        ("Algorithm(Mean(), Average(), end=5)", "end=5 without then="),
         ("TopK(density=7)", "density=7, expected a number in (0, 1]"),
         ("Average(every=__import__('os').getpid())", "expected exchanges with literal arguments"),
     ],

@@ -77,6 +77,10 @@ def test_the_demo_falls_back_to_loopback_and_writes_its_results(
     assert json.loads((tmp_path / "compare.json").read_text())["results"]
 
 
+def test_the_demo_takes_methods_that_do_not_train_in_threads(example: Any) -> None:
+    example("demo").compile_kernels(["torch_ddp", "daso(every=2, total_steps={steps})"])
+
+
 def test_the_demo_rejects_an_unknown_recipe(example: Any, tmp_path: Path) -> None:
     result = CliRunner().invoke(example("demo").app, ["--algorithms=dpd", f"--out={tmp_path}"])
     assert result.exit_code == 2

@@ -107,9 +107,16 @@ def test_ranks_that_have_not_come_are_named() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two', expected"),
-        ({"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0', expected"),
-        ({"WORLD_SIZE": "2"}, "RANK=None, MASTER_PORT=None, expected whole numbers"),
+        (
+            {"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "two"},
+            "WORLD_SIZE='two' (a whole number from 1 to ",
+        ),
+        (
+            {"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "0"},
+            "WORLD_SIZE='0' (a whole number from 1 to ",
+        ),
+        ({"WORLD_SIZE": "2"}, "RANK=None (a whole number from 0 to "),
+        ({"MASTER_PORT": "99999", "RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT='99999'"),
     ],
 )
 def test_variables_of_a_launcher_that_are_missing_are_named(

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from unittest.mock import Mock
@@ -102,6 +103,17 @@ def test_the_first_failure_ends_all_and_shows_its_traceback() -> None:
 def test_a_killed_worker_is_reported() -> None:
     with pytest.raises(WorkerFailed, match="worker 0 was ended by SIGKILL"):
         launch(scripts.die_while_sending, 1)
+
+
+@pytest.mark.fault(
+    "a worker returns, but a thread of it goes on", "it is ended; the failure of another is told"
+)
+def test_a_worker_that_lingers_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["offbeat.hogwild.launch"], "ENDING", 1.0)
+    started = time.monotonic()
+    with pytest.raises(WorkerFailed, match="of worker 1"):
+        launch(scripts.linger_or_raise, 2)
+    assert time.monotonic() - started < 50, "not as long as the thread"
 
 
 @pytest.mark.parametrize(

@@ -237,9 +237,9 @@ class ElasticSampler(Sampler[list[int]]):
     def stats(self) -> dict[str, int]:
         """Return the epoch, and numbers of samples.
 
-        "epoch": after a load at its end the next one; "left": of this pass, after ``replica.steps``
-        steps; "returned": given out again since lost ranks did not commit them; "repeated": used
-        twice, as fewer than batches were left. The last two since the first epoch.
+        "epoch": the next one if the end of one was loaded; "left": of this pass, at this step;
+        "returned": given out again since lost ranks did not commit them; "repeated": used twice,
+        as fewer than batches were left. The last two since the first epoch.
         """
         now = self._current().ended(self._replica.steps)
         left, is_over = count(now.start.left), self._is_resumed and self._due is None

@@ -6,6 +6,7 @@ Up to 12 ranks that is every link in both directions; with more, d is a power of
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -32,20 +33,19 @@ def is_launched() -> bool:
 
 def launcher_fault() -> Finding | None:
     """Return what is wrong with the variables of a launcher, or None."""
-    said = {name: os.environ.get(name) for name in ("WORLD_SIZE", "RANK", "MASTER_PORT")}
-    ranges = {"WORLD_SIZE": range(1, 2**31), "RANK": range(2**31), "MASTER_PORT": range(1, 2**16)}
-    wrong = [
-        f"{name}={text!r}"
-        for name, text in said.items()
-        if not (text or "").isdecimal() or int((text or "")[:12]) not in ranges[name]
-    ]
+    allowed = {"WORLD_SIZE": (1, 2**31 - 1), "RANK": (0, 2**31 - 1), "MASTER_PORT": (1, 65535)}
+    wrong = []
+    for name, (low, high) in allowed.items():
+        text = os.environ.get(name)
+        if not re.fullmatch("[0-9]{1,10}", text or "") or not low <= int(text or "") <= high:
+            wrong.append(f"{name}={text!r} (a whole number from {low} to {high})")
     if not wrong:
         return None
     fix = (
         "start all ranks by torchrun, which sets WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT, or "
         "set all four; without WORLD_SIZE this machine alone is checked"
     )
-    return Finding("launcher", "error", f"{', '.join(wrong)}, expected whole numbers", fix)
+    return Finding("launcher", "error", ", ".join(wrong), fix)
 
 
 def store_fault() -> Finding | None:

@@ -48,7 +48,7 @@ class Algorithm:
                     f"recipes such as offbeat.ddp() and offbeat.sgp() fill the right slots"
                 )
         if self.end and self.then is None:
-            raise ValueError(f"end={self.end!r}, but then=None: what goes on after that step?")
+            raise ValueError(f"end={self.end!r} without then=: give what goes on after that step")
         following = self.then if self.then is None else self.then.end or self.end + 1
         if following is not None and not 0 < self.end < following:
             raise ValueError(

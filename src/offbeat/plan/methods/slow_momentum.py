@@ -2,7 +2,6 @@
 
 from typing import final
 
-from offbeat.functional import accumulation_dtype
 from offbeat.methods import SlowMomentum
 from offbeat.plan.clocks import Clocks
 from offbeat.plan.fabric import Fabric
@@ -30,11 +29,11 @@ class SlowMomentumTimes(StepTimes):
         self.period, self.lead = exchange.every, self.gossip.lead
         slices = slices_on(fabric, exchange)
         self.held = sections(profile.tensors, slices, wide=True)
-        wide = [t.to(accumulation_dtype(t.dtype)) for t in profile.tensors.values()]
-        rounded = [w for w, t in zip(wide, profile.tensors.values(), strict=True) if w is not t]
-        whole, lost = (sum(t.nbytes for t in tensors) for tensors in (wide, rounded))
-        anchors = (1 + models_of(exchange.outer)) * whole + lost  # of 16 bits, what rounding takes
-        self.memory = self.gossip.memory + whole + anchors / slices
+        own = sum(section.nbytes for section in self.held)
+        # Of parameters of 16 bits what rounding takes is kept, too.
+        lost = sum(4 * t.numel() for t in profile.tensors.values() if t.itemsize == 2) / slices
+        anchors = (1 + models_of(exchange.outer)) * own + lost
+        self.memory = self.gossip.memory + slices * own + anchors
 
     def restart(self) -> None:
         """Begin with no gossip in flight."""
