@@ -522,7 +522,9 @@ def _train_two_epochs(rank: int, results: Any, text: str, victim: int, at: int) 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     replica = offbeat.replicate(model, offbeat.algorithm(text), elastic=True)
     sampler = ElasticSampler(1999, 4, replica, prefetch=2)
-    loader = DataLoader(Numbers(1999), batch_sampler=sampler, num_workers=1)
+    # Forked as usual: one of a fork server, the default here, outlives its rank.
+    how: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
+    loader = DataLoader(Numbers(1999), batch_sampler=sampler, **how)
     trained = []
 
     def train() -> None:
